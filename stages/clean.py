@@ -31,7 +31,7 @@ def run(run: Run) -> None:
     parents = {"raw": manifest_digest(RAW), "battery": manifest_digest(BATTERY)}
     parents |= {"classifiers": manifest_digest(CLASSIFIERS)}
     # What is measured depends on no threshold: another threshold finds it done.
-    measures = run.part("measures", "athanor.cleaning.measuring", settings_of(params), parents)
+    measures = run.sub_slot("measures", "athanor.cleaning.measuring", settings_of(params), parents)
     with measures, run.slot({"clean": asdict(params)}, parents) as slot:
         work = slot.path / "work"
         cleaned = clean(sources, ITEMS, CLASSIFIERS, params, measures.path / "shards", work, run.map_shards, text_bytes)
@@ -52,7 +52,7 @@ def run(run: Run) -> None:
         measures.mark_done()
         slot.mark_done()
     run.metrics({"sources": _summary(cleaned), **cleaned.report})
-    # Without what came in and went out: next to them no rule would be seen.
+    # Without the totals in and out: next to them the bars of the rules would be too small to see.
     run.plot("clean_funnel", [row for row in funnel if row["step"] not in (IN, OUT)])
     run.plot("clean_scores", score_rows(cleaned))
     for source in cleaned.funnel.sources:
@@ -62,17 +62,17 @@ def run(run: Run) -> None:
 
 
 def read_inputs() -> tuple[dict[str, list[Path]], dict[str, int]]:
-    """The shards of each source, and its bytes of text; InputError when there is nothing to clean, or nothing to keep out of it."""
-    named = read_manifest(RAW, "raw", 1)["counts"]
+    """The shards of each source, and its bytes of text; InputError without any source or without battery items."""
+    source_counts = read_manifest(RAW, "raw", 1)["counts"]
     read_manifest(BATTERY, "battery", 1)
     sources = shard_files(RAW)
-    missing = sorted(set(named) - set(sources))
+    missing = sorted(set(source_counts) - set(sources))
     if missing or not sources:
         what = f"no shard of source {missing[0]} is there" if missing else "no source is there"
         raise InputError(what, where=RAW, fix="run dvc repro download")
     if not any(True for _ in read_items(ITEMS)):
         raise InputError("the battery is empty", where=ITEMS, fix="run dvc repro download")
-    return sources, {name: count.get("bytes", 0) for name, count in named.items()}
+    return sources, {name: count.get("bytes", 0) for name, count in source_counts.items()}
 
 
 def write_outputs(folder: Path, cleaned: Cleaned) -> None:
@@ -83,13 +83,13 @@ def write_outputs(folder: Path, cleaned: Cleaned) -> None:
                 target = folder / "train" / source / f"{number:05d}.parquet"
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(shard_folder / "train.parquet", target)
-    everything = [shard_folder for shard_folders in cleaned.shard_folders.values() for shard_folder in shard_folders]
+    all_folders = [shard_folder for shard_folders in cleaned.shard_folders.values() for shard_folder in shard_folders]
     for name in ("val.parquet", "dropped.parquet"):
-        join(folder / name, [shard_folder / name for shard_folder in everything if (shard_folder / name).is_file()])
+        join(folder / name, [shard_folder / name for shard_folder in all_folders if (shard_folder / name).is_file()])
 
 
 def join(path: Path, files: Iterable[Path]) -> None:
-    """One Parquet file of several of the same columns, in the given order."""
+    """Join Parquet files that have the same columns into one, in the given order."""
     writer: pq.ParquetWriter | None = None
     for file in files:
         table = pq.read_table(file)

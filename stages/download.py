@@ -40,11 +40,12 @@ def run(run: Run) -> None:
         provenance: dict[str, Facts] = {}
         # Filled by the first pass over the standard library, so that it is parsed once.
         pairs: list[docstrings.Pair] = []
-        wanted = any(isinstance(source, DocstringsSource) for source in instruct.sources)
-        get = fetcher(run, raw, download.val_fraction)
+        needs_docstrings = any(isinstance(source, DocstringsSource) for source in instruct.sources)
+        document_fetcher = fetcher(run, raw, download.val_fraction)
         for source in download.sources:
             started = time.monotonic()
-            for name, (tally, facts) in get.fetch(source, pairs if wanted and not pairs else None).items():
+            fetched = document_fetcher.fetch(source, pairs if needs_docstrings and not pairs else None)
+            for name, (tally, facts) in fetched.items():
                 tallies[name], provenance[name] = tally, facts
                 if "unreadable" in facts:
                     reasons = ", ".join(f"{count:,} {reason}" for reason, count in facts["unreadable"].items())
@@ -54,8 +55,8 @@ def run(run: Run) -> None:
         write_manifest(raw, kind="raw", version=1, counts=counts, sources=provenance, **run.codes())
 
         started = time.monotonic()
-        if wanted and not pairs:
-            get.python(None, pairs)
+        if needs_docstrings and not pairs:
+            document_fetcher.python(None, pairs)
         items = battery_items(battery)
         categories = dict(sorted(Counter(item.category for item in items).items()))
         left_out: dict[str, Counter[str]] = {source.name: Counter() for source in instruct.sources}
@@ -66,9 +67,9 @@ def run(run: Run) -> None:
         compared = check_held_out(conversations, items)
         write_rows(held_out / "items.jsonl", items)
         write_manifest(held_out, kind="battery", version=1, counts=categories)
-        for name, rows_ in conversations.items():
-            write_rows(chats / f"{name}.jsonl", rows_)
-        chat_counts = {name: chat_count(rows_, left_out[name]) for name, rows_ in conversations.items()}
+        for name, rows in conversations.items():
+            write_rows(chats / f"{name}.jsonl", rows)
+        chat_counts = {name: chat_count(rows, left_out[name]) for name, rows in conversations.items()}
         write_manifest(chats, kind="instruct", version=1, counts=chat_counts)
         run.fact(instruct_seconds=round(time.monotonic() - started, 2))
     run.metrics(
@@ -96,8 +97,8 @@ def open_sources(run: Run, download: DownloadParams, instruct: InstructParams) -
 
 def fetcher(run: Run, raw: Path, val_fraction: float) -> Fetcher:
     def progress_folder(name: str, module: str, inputs: Facts) -> Slot:
-        slot = run.part(name, module, inputs, {})
-        run.fact(**{f"slot_{slot.fingerprint}": slot.fingerprint})  # one part, and a slot for each source
+        slot = run.sub_slot(name, module, inputs, {})
+        run.fact(**{f"slot_{slot.fingerprint}": slot.fingerprint})  # each source of a type has its own slot
         return slot
 
     return Fetcher(raw, val_fraction, run.progress, run.stop_requested, progress_folder, run.fact)
@@ -119,8 +120,8 @@ def make_conversations(
         conversations = identity.conversations(source, instruct.seed, instruct.val_fraction)
     else:
         with run.progress(None, source.name, "conversations") as bar:
-            read = messages.conversations(source, instruct.val_fraction, bar.update, lambda why: left_out.update([why]))
-            conversations = list(until_stopped(run, read))
+            rows = messages.conversations(source, instruct.val_fraction, bar.update, lambda why: left_out.update([why]))
+            conversations = list(until_stopped(run, rows))
     minimum = getattr(source, "min_rows", 1)
     if len(conversations) < minimum:
         what = f"source '{source.name}' gave {len(conversations):,} conversations, its minimum is {minimum:,}"
@@ -140,9 +141,9 @@ def until_stopped(run: Run, conversations: Iterator[Conversation]) -> Iterator[C
 def chat_count(conversations: list[Conversation], left_out: Counter[str]) -> Facts:
     splits = Counter(conversation.split for conversation in conversations)
     chars = sum(len(message.content) for conversation in conversations for message in conversation.messages)
-    licenses = sorted({conversation.license for conversation in conversations})
     sizes = {"rows": len(conversations), "train": splits["train"], "val": splits["val"], "chars": chars}
-    return {**sizes, "licenses": licenses, **({"left_out": dict(sorted(left_out.items()))} if left_out else {})}
+    sizes["licenses"] = sorted({conversation.license for conversation in conversations})
+    return {**sizes, **({"left_out": dict(sorted(left_out.items()))} if left_out else {})}
 
 
 if __name__ == "__main__":

@@ -43,13 +43,13 @@ MODELS = {"base": Path("models/base"), "sft": Path("models/sft")}
 
 
 def run(run: Run) -> None:
-    p, settings = run.params("eval", EvalParams), machine()
+    params, settings = run.params("eval", EvalParams), machine()
     # One thread per operation and several batches at once: no result depends on the number of cores,
     # and a busy core delays its own batch only.
     device = prepare(settings.device, 1)
     clock = Clock(run)
 
-    # No figure from a scorer that cannot tell right from wrong.
+    # A scorer that cannot distinguish right from wrong answers must not give any figure.
     items, left_out = scorable(read_items(BATTERY / "items.jsonl"))
     run.fact(code_isolation=isolation())
     run.note(left_out_line(left_out) or f"walls around code answers: {isolation() or 'none'}")
@@ -59,8 +59,8 @@ def run(run: Run) -> None:
     clock.lap("check_items_seconds")
 
     tokenizer = Tokenizer.load(TOKENIZER)
-    held_out = choose(read_documents(CLEAN / "val.parquet"), p.bpb_max_bytes_per_source, p.seed)
-    tools = compression_rates({source: [doc.text for doc in docs] for source, docs in held_out.items()})
+    held_out = choose(read_documents(CLEAN / "val.parquet"), params.bpb_max_bytes_per_source, params.seed)
+    compressors = compression_rates({source: [doc.text for doc in docs] for source, docs in held_out.items()})
     encoded = {source: encode(tokenizer, docs) for source, docs in held_out.items()}
     clock.lap("compression_seconds")
 
@@ -73,30 +73,31 @@ def run(run: Run) -> None:
             rates[name] = model_rates(model, tokenizer, encoded, settings.threads)
             clock.lap(f"{name}_bpb_seconds")
             progress.update(1)
-            options = {"max_new_tokens": p.max_new_tokens, "batch_rows": p.batch_rows, "workers": settings.workers}
-            answers[name] = ask(name, model, tokenizer, items, **options, threads=settings.threads)
+            options = {"batch_rows": params.batch_rows, "workers": settings.workers, "threads": settings.threads}
+            options["max_new_tokens"] = params.max_new_tokens
+            answers[name] = ask(name, model, tokenizer, items, **options)
             seconds = clock.lap(f"{name}_battery_seconds")
             run.fact(**{f"{name}_battery_tokens_per_second": round(sum(a.tokens for a in answers[name]) / seconds)})
             progress.update(1)
 
         # The last model is the chat model.
-        subset = development_sample(items, p.condition_items, p.seed) if p.conditions else []
+        subset = development_sample(items, params.condition_items, params.seed) if params.conditions else []
         ids = {item.id for item in subset}
-        tried = {GREEDY_NAME: [answer for answer in answers[name] if answer.item in ids]} if subset else {}
-        for condition, c in p.conditions.items() if subset else ():
+        by_condition = {GREEDY_NAME: [answer for answer in answers[name] if answer.item in ids]} if subset else {}
+        for condition, setting in params.conditions.items() if subset else ():
             if run.stop_requested():
                 raise Interrupted("stopped on request; nothing is kept, the next run measures again")
-            sampling = Sampling(c.temperature, top_p=c.top_p, seed=p.seed, repetition_penalty=c.repetition_penalty)
-            tried[condition] = ask(
-                name, model, tokenizer, subset, **options, threads=settings.threads, sampling=sampling, gold=False
-            )
+            penalty = setting.repetition_penalty
+            sampling = Sampling(setting.temperature, top_p=setting.top_p, seed=params.seed, repetition_penalty=penalty)
+            by_condition[condition] = ask(name, model, tokenizer, subset, **options, sampling=sampling, gold=False)
         clock.lap("conditions_seconds")
 
-    conditions = condition_rows(subset, tried, p.seed)
-    for text in findings(conditions, {key: c.repetition_penalty for key, c in p.conditions.items() if key in tried}):
+    conditions = condition_rows(subset, by_condition, params.seed)
+    penalties = {key: setting.repetition_penalty for key, setting in params.conditions.items() if key in by_condition}
+    for text in findings(conditions, penalties):
         run.note(text)
     dropped = [read_json(path).get("contaminated_items") for path in (CLEAN / "manifest.json", SFT_DATA)]
-    facts = battery_facts(items, answers, p.seed, dropped[0] or {}, dropped[1], left_out)
+    facts = battery_facts(items, answers, params.seed, dropped[0] or {}, dropped[1], left_out)
     (pair,) = facts["paired"].values()
     all_answers = [answer for name in MODELS for answer in answers[name]]
     pages = {
@@ -105,25 +106,25 @@ def run(run: Run) -> None:
             for row in answer_rows(items, all_answers, *dropped)
         ),
         "battery.md": battery_markdown(facts["battery"], pair, facts["gold"], conditions, left_out),
-        "samples.md": samples_markdown(items, all_answers, p.samples_per_category),
+        "samples.md": samples_markdown(items, all_answers, params.samples_per_category),
     }
     write(pages, items, all_answers)
-    run.metrics({"bpb": bpb_facts(rates, tools), **facts, "conditions": conditions})
+    run.metrics({"bpb": bpb_facts(rates, compressors), **facts, "conditions": conditions})
     run.plot("eval_battery", table_rows(facts["battery"]))
     for page in ("battery.md", "samples.md"):
         run.attach(OUT / page)
 
 
 def load(folder: Path, tokenizer: Tokenizer) -> Transformer:
-    """A model made with this very tokenizer and chat template; InputError for any other."""
+    """Load a model; InputError unless it was made with this tokenizer and chat template."""
     model, facts = load_model(folder)
     check_made_with(facts, tokenizer, where=str(folder), fix="run dvc repro")
     return model
 
 
-def write(pages: dict[str, str], items: list[Item], said: list[Answer]) -> None:
+def write(pages: dict[str, str], items: list[Item], answers: list[Answer]) -> None:
     parents = {str(path): manifest_digest(path) for path in (CLEAN, BATTERY, TOKENIZER, *MODELS.values())}
-    counts = {"items": len(items), "answers": len(said)}
+    counts = {"items": len(items), "answers": len(answers)}
     with new_dir(OUT) as folder:
         for page, text in pages.items():
             write_text(folder / page, text)
@@ -131,7 +132,7 @@ def write(pages: dict[str, str], items: list[Item], said: list[Answer]) -> None:
 
 
 class Clock:
-    """Times of the parts, for the leaf file."""
+    """Measures the times of the stage's parts, for the leaf file."""
 
     def __init__(self, run: Run) -> None:
         self.run, self.last = run, time.monotonic()

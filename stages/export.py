@@ -51,8 +51,8 @@ def run(run: Run) -> None:
         windows=params.parity_windows,
     )
     if len(probe.windows) < params.parity_windows or len(probe.prompts) < params.parity_prompts:
-        have = f"{len(probe.windows)} held-out documents and {len(probe.prompts)} held-out prompts"
-        run.note(f"{have} are all there are to compare the runtimes on")
+        available = f"{len(probe.windows)} held-out documents and {len(probe.prompts)} held-out prompts"
+        run.note(f"{available} are all there are to compare the runtimes on")
     counts = {"parameters": source.config.parameter_count()}
     # Nothing appears under models/export before every check has passed.
     with new_dir(OUT) as folder:
@@ -81,10 +81,10 @@ def run(run: Run) -> None:
 
 def weights(folder: Path) -> dict[str, dict[str, Any]]:
     """Size and hash of the files that hold weights."""
-    found = [folder / "hf" / "model.safetensors", *sorted(folder.glob("*.gguf"))]
+    paths = [folder / "hf" / "model.safetensors", *sorted(folder.glob("*.gguf"))]
     return {
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
-        for path in found
+        for path in paths
     }
 
 

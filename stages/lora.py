@@ -42,7 +42,7 @@ def run(run: Run) -> None:
     sampler, schedule = tuning.sampler, tuning.schedule
     total = schedule.total_tokens
     parents = {"base": digest(digests), "sft": sampler.manifest}
-    # Where the base lies changes nothing: what is in it does.
+    # The base counts by its content and not by its path.
     sft_recipe = {name: value for name, value in dataclasses.asdict(params).items() if name != "base"}
     recipe = {"sft": sft_recipe, "lora": dataclasses.asdict(settings)}
     slot = run.slot(recipe, parents)
@@ -82,7 +82,7 @@ def run(run: Run) -> None:
         adam = OptimizerSettings.of(params)
         with foreign.tuned(model, execution, footprint):
             with model.without_adapters():
-                before = run.lasting("validation", validate)(model)
+                base_validation = run.long_operation("validation", validate)(model)
             result = train(
                 model,
                 sampler,
@@ -103,8 +103,8 @@ def run(run: Run) -> None:
             facts |= {"skipped_ranges": result.skipped_ranges, **result.trained_by}
             write_manifest(folder, kind=KIND, version=VERSION, counts=counts, parents=parents, **facts)
         slot.mark_done()
-    chosen = {"epochs": sampler.epoch(result.tokens), "chosen_step": result.chosen_step, "adapters": config.adapters}
-    run.metrics({**result.metrics(config), **chosen, "base_validation": before})
+    selection = {"epochs": sampler.epoch(result.tokens), "chosen_step": result.chosen_step, "adapters": config.adapters}
+    run.metrics({**result.metrics(config), **selection, "base_validation": base_validation})
     run.plot("lora", result.curve)
     run.plot("lora_validation", result.validation_rows(lambda row: {name: row[name] for name in ("loss", "stop_rate")}))
     run.fact(**result.trained_by, **with_rates(result.timings(config), device, footprint.precision))

@@ -82,15 +82,15 @@ def run(run: Run) -> None:
     total, wsd = schedule.total_tokens, params.schedule == "wsd"
     if (rounds := sampler.epochs(total)["epochs"]) > 1:
         run.note(f"the shards' stream is read {rounds:.1f} times: multiply the epochs of each source by that")
-    chosen = {key: value for key, value in dataclasses.asdict(params).items() if key not in NOT_IN_RESULT}
-    shared = {key: value for key, value in chosen.items() if key not in NOT_IN_TRUNK}
+    result_params = {key: value for key, value in dataclasses.asdict(params).items() if key not in NOT_IN_RESULT}
+    trunk_params = {key: value for key, value in result_params.items() if key not in NOT_IN_TRUNK}
     trunk_inputs = {**inputs, "shards": sampler.trunk_manifest}
-    trunk = run.trunk({"model": config.to_dict(), "pretrain": shared}, trunk_inputs) if wsd else None
-    slot = run.slot({"model": config.to_dict(), "pretrain": chosen}, inputs)
+    trunk = run.trunk({"model": config.to_dict(), "pretrain": trunk_params}, trunk_inputs) if wsd else None
+    slot = run.slot({"model": config.to_dict(), "pretrain": result_params}, inputs)
     world, device, footprint, settings, execution = execution_plan(run, (slot, trunk), params, config, total)
     with slot, run.progress(total, "pretrain", "tokens") as bar:
-        other_data = "cooldown_epochs" in sampler.epochs(total)
-        run.watch_health(schedule, params.batch_tokens, vocabulary.size, other_data, execution.precision)
+        own_cooldown_data = "cooldown_epochs" in sampler.epochs(total)
+        run.watch_health(schedule, params.batch_tokens, vocabulary.size, own_cooldown_data, execution.precision)
 
         def validate(model: Transformer) -> dict[str, Any]:
             return held_out.scores(model, execution.precision, settings.threads, world)

@@ -33,14 +33,14 @@ def run(run: Run) -> None:
     if tokens < MIN_STEPS * recipe.batch_tokens:
         advice = f"use {MIN_STEPS * recipe.batch_tokens} or more, here and in pretrain.tokens"
         raise ParamsError(f"{tokens // recipe.batch_tokens} steps are too few", where="probe_lr.tokens", fix=advice)
-    quiet: dict[str, Any] = {"validation_every_tokens": 0, "sample_every_tokens": 0, "sample_prompts": ()}
-    short = dataclasses.replace(recipe, tokens=tokens, warmup_tokens=warmup, **quiet)
-    prepared = prepare(run, short)
-    slot = run.slot({**_recipe(prepared, short), "probe_lr": dataclasses.asdict(probe)}, prepared.inputs)
+    unvalidated: dict[str, Any] = {"validation_every_tokens": 0, "sample_every_tokens": 0, "sample_prompts": ()}
+    short_params = dataclasses.replace(recipe, tokens=tokens, warmup_tokens=warmup, **unvalidated)
+    prepared = prepare(run, short_params)
+    slot = run.slot({**_recipe(prepared, short_params), "probe_lr": dataclasses.asdict(probe)}, prepared.inputs)
     with slot, run.progress(0.0, "probe-lr", "tokens") as bar:
         bar.expect(tokens * probe.points)
         points = search(
-            lambda lr: measure_lr(run, dataclasses.replace(short, lr=lr), bar),
+            lambda lr: measure_lr(run, dataclasses.replace(short_params, lr=lr), bar),
             recipe.lr,
             probe.ratio,
             probe.points,
@@ -75,14 +75,14 @@ def measure_lr(run: Run, params: PretrainParams, bar: Progress) -> Point:
     prepared = prepare(run, params)
     if bar.done >= (bar.total or 0.0):
         bar.expect(params.tokens)
-    slot = run.part(f"lr_{params.lr:g}", "stages.probe_lr", _recipe(prepared, params), prepared.inputs)
+    slot = run.sub_slot(f"lr_{params.lr:g}", "stages.probe_lr", _recipe(prepared, params), prepared.inputs)
     with slot:
         if slot.done:
             bar.update(params.tokens)
         else:
-            before = bar.done
+            done_before = bar.done
             point = train_at_lr(run, params, prepared, slot, bar)
-            bar.update(before + params.tokens - bar.done)  # a run that diverged may have ended early
+            bar.update(done_before + params.tokens - bar.done)  # a run that diverged may have ended early
             write_json(slot.path / POINT, dataclasses.asdict(point))
             slot.mark_done()
         for path in checkpoint.steps(slot.path):  # as large as the model's own, and of no use beside a score
@@ -124,8 +124,8 @@ def train_at_lr(run: Run, params: PretrainParams, prepared: Prepared, slot: Slot
     except GateError as error:
         return Point(params.lr, None, error.what)
     bpb = result.validations[-1]["scores"]["all"]["bpb"]
-    ends = (result.curve[0]["loss"], result.curve[-1]["loss"])
-    reason = diverged(*ends, bpb, result.skipped_steps / result.steps)
+    first_and_last_loss = (result.curve[0]["loss"], result.curve[-1]["loss"])
+    reason = diverged(*first_and_last_loss, bpb, result.skipped_steps / result.steps)
     return Point(params.lr, None if reason else bpb, reason)
 
 

@@ -40,13 +40,13 @@ def build(run: Run, tokenizer: Tokenizer, out: Path, shares: Mapping[str, float]
     index = ItemIndex.read(BATTERY / "items.jsonl", params.decontamination)
     conversations = read_sources(params)
     sft_gates.check_split_keys(conversations)
-    read = Counter(row.source for row in conversations)
-    dropped: dict[str, Counter[str]] = {name: Counter() for name in sorted(read)}
+    rows_by_source = Counter(row.source for row in conversations)
+    dropped: dict[str, Counter[str]] = {name: Counter() for name in sorted(rows_by_source)}
     capacity = params.context_tokens + 1
     contaminated: Counter[str] = Counter()
     rows = sft_rows.choose(tokenizer, conversations, params, index, dropped, contaminated)
     supervised = sft_rows.supervised_tokens(rows, params, dropped)
-    facts = sft_rows.source_report(params, read, dropped, supervised)
+    facts = sft_rows.source_report(params, rows_by_source, dropped, supervised)
     files = shard_files(CLEAN / "train") if params.replay_share else {}
     replay_text = replay.choose_replay(tokenizer, params, shares, files, index, sum(supervised.values()))
     names = [*dropped, *replay_text.pieces]
@@ -62,7 +62,7 @@ def build(run: Run, tokenizer: Tokenizer, out: Path, shares: Mapping[str, float]
                 )
             entries = [(row.ids, row.mask, names.index(row.source)) for row in split_rows]
             # A repeat is a row entry, not a copy of the ids, and never changes which side a conversation is on.
-            times = [params.sources[row.source].repeats if split == "train" else 1 for row in split_rows]
+            repeats_by_entry = [params.sources[row.source].repeats if split == "train" else 1 for row in split_rows]
             if split == "train":
                 texts = [
                     (ids, names.index(name, len(dropped)))
@@ -70,8 +70,8 @@ def build(run: Run, tokenizer: Tokenizer, out: Path, shares: Mapping[str, float]
                     for ids in pieces
                 ]
                 entries += [(ids, replay.mask_of(ids), source) for ids, source in texts]
-                times += [1] * len(texts)
-            numbers = [number for number, repeats in enumerate(times) for _ in range(repeats)]
+                repeats_by_entry += [1] * len(texts)
+            numbers = [number for number, count in enumerate(repeats_by_entry) for _ in range(count)]
             packed = pack([len(entries[number][0]) for number in numbers], capacity, params.seed)
             numbered = [[numbers[position] for position in row] for row in packed]
             pairs, sources = [entry[:2] for entry in entries], [entry[2] for entry in entries]
@@ -121,15 +121,22 @@ def check(folder: Path, tokenizer: Tokenizer, index: ItemIndex, params: SftDataP
     """Run the gates on the written files; returns what they measured."""
     max_conversations = params.decontamination.max_ngram_conversations
     packed = {split: PackedRows(folder, split) for split in ("train", "val")}
-    read = {split: sft_gates.check_packed(tokenizer, rows, split) for split, rows in packed.items()}
+    conversations_by_split = {split: sft_gates.check_packed(tokenizer, rows, split) for split, rows in packed.items()}
     sft_gates.check_clean(
-        [messages for conversations in read.values() for messages in conversations.values()], index, max_conversations
+        [messages for conversations in conversations_by_split.values() for messages in conversations.values()],
+        index,
+        max_conversations,
     )
-    excepted, hedge_rate = params.filter_exceptions.identity_leak, params.max_hedge_rate
-    habits = {split: sft_gates.check_habits(read[split], packed[split], excepted, hedge_rate, split) for split in read}
+    allowed_leaks, hedge_rate = params.filter_exceptions.identity_leak, params.max_hedge_rate
+    habits = {
+        split: sft_gates.check_habits(conversations_by_split[split], packed[split], allowed_leaks, hedge_rate, split)
+        for split in conversations_by_split
+    }
     tokens = sft_gates.check_replay(tokenizer, packed["train"], params.replay_share, index, max_conversations, "train")
-    pads = {split: sft_gates.check_padding(rows, params.max_pad_share, split) for split, rows in packed.items()}
-    facts = {s: {**counts[s], "pad_share": pads[s], "hedge_rate": habits[s][1]} for s in packed}
+    pad_shares = {split: sft_gates.check_padding(rows, params.max_pad_share, split) for split, rows in packed.items()}
+    facts = {
+        split: {**counts[split], "pad_share": pad_shares[split], "hedge_rate": habits[split][1]} for split in packed
+    }
     facts["identity_leaks"] = sum(claims for claims, _ in habits.values())
     return {**facts, "replay": {"supervised_tokens": sum(tokens.values()), "sources": tokens}}
 

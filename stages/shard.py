@@ -34,7 +34,7 @@ def run(run: Run) -> None:
     tokenizer = Tokenizer.load(TOKENIZER)
     parents = {"clean": manifest_digest(CLEAN), "tokenizer": manifest_digest(TOKENIZER)}
     # What decides the tokens, so that every mixture finds them.
-    slot = run.part("tokens", "athanor.sharding.tokenise", {}, parents)
+    slot = run.sub_slot("tokens", "athanor.sharding.tokenise", {}, parents)
     with slot, new_dir(OUT) as folder:
         used = {name for shares, _ in mixtures.values() for name, source in shares.items() if source.share > 0}
         tokens = tokenised(run, mixture, used, slot.path)
@@ -83,16 +83,19 @@ def tokenised(run: Run, mixture: MixtureParams, used: Collection[str], folder: P
     cooldown_sources = mixture.cooldown.sources if mixture.cooldown else {}
     check_sources(cooldown_sources, cooldown_sources.keys() & files.keys())
     groups = {"train": {name: paths for name, paths in files.items() if name in used}, "val": {"val": [VAL]}}
-    counted = read_json(CLEAN / "manifest.json")["counts"]
+    document_counts = read_json(CLEAN / "manifest.json")["counts"]
     # The file of the validation split holds every source, and is tokenised whole.
-    rows = {split: [r for n, r in counted[split].items() if n in used or split == "val"] for split in groups}
-    sizes = {split: sum(row["bytes"] for row in rows[split]) for split in groups}
+    count_rows = {
+        split: [row for name, row in document_counts[split].items() if name in used or split == "val"]
+        for split in groups
+    }
+    sizes = {split: sum(row["bytes"] for row in count_rows[split]) for split in groups}
     tokens_of = {}
     for split, group in groups.items():
         source_tokens = tokenise(run.map_shards, group, TOKENIZER, folder / split, f"tokenise {split}", sizes[split])
         tokens_of[split] = {name: tokens for name, tokens in source_tokens.items() if name in used}
-        shard_gate.check_complete(tokens_of[split], counted[split], used, split)
-    train, val = ((tokens for t in tokens_of[split].values() for tokens in t.contents()) for split in groups)
+        shard_gate.check_complete(tokens_of[split], document_counts[split], used, split)
+    train, val = ((tokens for t in tokens_of[split].values() for tokens in t.content_hashes()) for split in groups)
     shard_gate.check_disjoint(train, val)
     return tokens_of
 

@@ -38,17 +38,21 @@ def run(run: Run) -> None:
     folder = run.anchor / LOG
     with run.slot({"synthetic": asdict(params)}, parents) as slot:
         with Ledger(folder, params.name, params.budget, params.max_output_tokens) as ledger:
-            ended = collect(run, params, requests, ledger)
-        stored = {r.identity: ledger.answers[r.identity] for r in requests if r.identity in ledger.answers}
-        answered = [(request, stored[request.identity].answer) for request in requests if request.identity in stored]
-        rows, malformed = replies.parse_answers(params, answered, ended.failed)
+            outcome = collect(run, params, requests, ledger)
+        stored_answers = {r.identity: ledger.answers[r.identity] for r in requests if r.identity in ledger.answers}
+        answered = [
+            (request, stored_answers[request.identity].answer)
+            for request in requests
+            if request.identity in stored_answers
+        ]
+        rows, malformed = replies.parse_answers(params, answered, outcome.failed)
         reasons = left_out(rows, rules)
         pairs = list(zip(rows, reasons, strict=True))
         rejected = [{**replies.row_facts(row), "reason": reason} for row, reason in pairs if reason]
         write_text(folder / f"{params.name}.rejected.jsonl", replies.lines(rejected))
         measures, drops = measure(rows), Counter(reason for reason in reasons if reason)
         run.note(f"answers are in {ledger.path}, conversations left out in {params.name}.rejected.jsonl there")
-        check(params.gates, measures, drops, len(rows), malformed.total(), len(answered) + len(ended.failed))
+        check(params.gates, measures, drops, len(rows), malformed.total(), len(answered) + len(outcome.failed))
         accepted = [row for row, reason in pairs if not reason]
         counts = {
             "requests": len(requests),
@@ -59,7 +63,7 @@ def run(run: Run) -> None:
             "categories": dict(sorted(Counter(row.request.category for row in accepted).items())),
             "kept": len(accepted),
         }
-        licenses = Counter(row.request.shown.license for row in accepted if row.request.shown)
+        licenses = Counter(row.request.passage.license for row in accepted if row.request.passage)
         facts = {
             "api": params.api,
             "url": url,
@@ -68,15 +72,15 @@ def run(run: Run) -> None:
             "license": params.license,
             "document_licenses": dict(sorted(licenses.items())),
             "measures": asdict(measures),
-            "stopped_by_budget": ended.limit,
+            "stopped_by_budget": outcome.limit,
         }
         with new_dir(OUT) as out:
             write_text(out / f"{params.name}.jsonl", replies.lines(map(replies.row_facts, accepted)))
             write_manifest(out, kind=KIND, version=VERSION, counts=counts, parents=parents, **facts)
             if any(left_out(accepted, rules)):
                 raise GateError("synthetic data", "what is left still holds what was to be left out", where=OUT)
-        run.metrics({**counts, "measures": facts["measures"], "stopped_by_budget": ended.limit})
-        days = sorted(answer.day for answer in stored.values())
+        run.metrics({**counts, "measures": facts["measures"], "stopped_by_budget": outcome.limit})
+        days = sorted(answer.day for answer in stored_answers.values())
         spent = {f"spent_{name}": value for name, value in asdict(ledger.spent).items()}
         run.fact(first_day=days[0], last_day=days[-1], **spent)
         slot.mark_done()
@@ -94,9 +98,9 @@ def collect(run: Run, params: SyntheticParams, requests: Sequence[Request], ledg
     key = key_from(os.environ, params.key_env)
     if key is not None:
         redact.hide(key.reveal())
-    judge = replies.Judge(params, len(requests))
+    malformed_gate = replies.MalformedGate(params, len(requests))
     for request in answered:
-        judge.see(request, ledger.answers[request.identity].answer)
+        malformed_gate.add(request, ledger.answers[request.identity].answer)
     with run.progress(len(requests), "synthesize", "requests") as bar:
         if answered:
             bar.resume_at(len(answered))
@@ -104,7 +108,7 @@ def collect(run: Run, params: SyntheticParams, requests: Sequence[Request], ledg
         def tick(request: Request, answer: Answer) -> None:
             bar.update(1, spending(params, ledger))
             run.log(int(bar.done), requests=ledger.spent.requests, tokens=ledger.spent.tokens, money=ledger.spent.money)
-            judge.see(request, answer)
+            malformed_gate.add(request, answer)
 
         collector = Collector(
             ask=Endpoint(params, key).ask,
@@ -114,15 +118,15 @@ def collect(run: Run, params: SyntheticParams, requests: Sequence[Request], ledg
             tick=tick,
             stop=run.stop_requested,
         )
-        ended = collector.collect(requests)
-    for why, count in Counter(ended.failed.values()).most_common(3):
-        run.note(f"{count} requests have no answer: {why}")
-    if ended.limit:
-        run.note(f"stopped before budget.{ended.limit} is passed: {spending(params, ledger)}")
+        outcome = collector.collect(requests)
+    for reason, count in Counter(outcome.failed.values()).most_common(3):
+        run.note(f"{count} requests have no answer: {reason}")
+    if outcome.limit:
+        run.note(f"stopped before budget.{outcome.limit} is passed: {spending(params, ledger)}")
     if not any(request.identity in ledger.answers for request in requests):
-        why = next(iter(ended.failed.values()), f"budget.{ended.limit} is less than one request may use")
-        raise InputError(f"no request was answered: {why}", where="synthetic", fix="athanor synthesize --dry-run")
-    return ended
+        reason = next(iter(outcome.failed.values()), f"budget.{outcome.limit} is less than one request may use")
+        raise InputError(f"no request was answered: {reason}", where="synthetic", fix="athanor synthesize --dry-run")
+    return outcome
 
 
 def spending(params: SyntheticParams, ledger: Ledger) -> str:

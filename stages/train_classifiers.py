@@ -29,28 +29,28 @@ def run(run: Run) -> None:
     # Sizes on disk, for the bar only: text is about three times as long as its Parquet file.
     size = sum(path.stat().st_size for paths in shard_files(RAW).values() for path in paths)
     with run.progress(3 * size, "drawing documents", "B") as bar:
-        marked = (labels.source, make_labeller(labels)) if labels else None
-        drawn = sample(RAW, params.sample_bytes, params.seed, marked, bar.update)
-    if labels and not drawn.labelled:
+        labeller = (labels.source, make_labeller(labels)) if labels else None
+        sampled = sample(RAW, params.sample_bytes, params.seed, labeller, bar.update)
+    if labels and not sampled.labelled:
         what = f"no document of source '{labels.source}' has a number '{labels.meta_key}' in its meta"
         fix = "correct classifiers.quality_labels, or set it to null for weak labels"
         raise InputError(what, where=RAW, fix=fix)
-    given, files = toxicity_rows(params.toxicity_labels, params)
+    labelled_rows, files = toxicity_rows(params.toxicity_labels, params)
 
-    sets: dict[str, Examples] = {"quality": quality_examples(drawn, params.seed)}
-    sets["toxicity"] = toxicity_examples(drawn.natural, given, params.seed)
+    sets: dict[str, Examples] = {"quality": quality_examples(sampled, params.seed)}
+    sets["toxicity"] = toxicity_examples(sampled.natural, labelled_rows, params.seed)
     models = {name: train(examples, params.inverse_l2) for name, examples in sets.items()}
-    held = [item for item in drawn.natural if item.side == TEST]
-    scores = card.natural_scores(model.Scorer(**models, digest=""), held)
+    held_out = [item for item in sampled.natural if item.side == TEST]
+    scores = card.natural_scores(model.Scorer(**models, digest=""), held_out)
     cards: Facts = {}
     for name, examples in sets.items():
-        other = other_source(examples, params.inverse_l2)
-        cards[name] = rounded(card.describe(name, models[name], examples, other, held, scores))
+        cross_source = other_source(examples, params.inverse_l2)
+        cards[name] = rounded(card.describe(name, models[name], examples, cross_source, held_out, scores))
         origin = card.origin_words(cards[name]["labels"])
         run.note(f"{name} ({origin} labels): AUROC {cards[name]['auroc']['held_out']:.3f} on held-out documents")
         card.check(name, cards[name], params.min_auroc, params.max_length_correlation)
-    if len(held) < card.JUDGED:
-        run.note(f"{len(held)} held-out documents are too few to judge the correlation of scores with length")
+    if len(held_out) < card.MIN_DOCUMENTS:
+        run.note(f"{len(held_out)} held-out documents are too few to judge the correlation of scores with length")
 
     with new_dir(OUT) as folder:
         model.save(folder, models, {name: {"labels": cards[name]["labels"]} for name in sets})
@@ -68,7 +68,7 @@ def run(run: Run) -> None:
     # The name says what the figures are worth: quality_weak, toxicity_labelled.
     run.metrics({f"{name}_{cards[name]['labels']}": summary(cards[name]) for name in sets})
     for name in sets:
-        run.plot(f"train_classifiers_{name}", card.histogram(name, cards[name]["labels"], held, scores))
+        run.plot(f"train_classifiers_{name}", card.histogram(name, cards[name]["labels"], held_out, scores))
     run.attach(OUT / "card.md")
 
 
@@ -100,19 +100,19 @@ def toxicity_rows(labels: ToxicityLabels | None, params: ClassifiersParams) -> t
                 text = rows.check_text(row[labels.text_column], where, labels.text_column, MAX_ROW_BYTES)
                 yield name, text, judged(row[labels.label_column], labels.toxic_from, labels.clean_below)
 
-    given = sample_rows(read(), params.sample_bytes, params.seed)
-    if not given:
+    labelled_rows = sample_rows(read(), params.sample_bytes, params.seed)
+    if not labelled_rows:
         fix = "correct label_column and the limits, or set it to null for weak labels"
         raise InputError("no row has a usable label", where="classifiers.toxicity_labels", fix=fix)
-    return given, {"files": len(files), "files_sha256": rows.digest_of(files), "rows": len(given)}
+    return labelled_rows, {"files": len(files), "files_sha256": rows.digest_of(files), "rows": len(labelled_rows)}
 
 
 def summary(facts: Facts) -> Facts:
     """The card without its tables."""
-    area = {name: value for name, value in facts["auroc"].items() if name != "with_heuristics_by_negative"}
+    auroc = {name: value for name, value in facts["auroc"].items() if name != "with_heuristics_by_negative"}
     return {
         "examples": facts["examples"],
-        "auroc": area,
+        "auroc": auroc,
         "expected_calibration_error": facts["calibration"]["expected_calibration_error"],
         "length_correlation": facts["length_correlation"],
     }

@@ -55,7 +55,9 @@ def run(run: Run) -> None:
             "sample": {
                 "bytes": plan.total,
                 "documents": len(texts),
-                "share": {s.name: taken / plan.total for s, taken in zip(sources, plan.taken, strict=True)},
+                "share": {
+                    s.name: sampled_bytes / plan.total for s, sampled_bytes in zip(sources, plan.taken, strict=True)
+                },
             },
             "check": facts,
         }
@@ -75,12 +77,12 @@ def read_texts(sources: list[MixSource], plan: Plan, shards: Mapping[str, Sequen
     """
     texts: dict[tuple[int, int], str] = {}
     for number, source in enumerate(sources):
-        wanted = np.unique(plan.documents[plan.sources == number])
+        needed = np.unique(plan.documents[plan.sources == number])
         first = 0
         for path, documents in shards[source.name]:
-            here = wanted[(wanted >= first) & (wanted < first + documents)]
-            if len(here):
-                chosen = set((here - first).tolist())
+            in_shard = needed[(needed >= first) & (needed < first + documents)]
+            if len(in_shard):
+                chosen = set((in_shard - first).tolist())
                 for index, document in enumerate(read_documents(path)):
                     if index in chosen:
                         texts[number, first + index] = document.text
@@ -92,11 +94,11 @@ def gate_samples(sources: list[MixSource], plan: Plan, texts: list[str], max_byt
     """The first distinct documents of each source in the sample, up to `max_bytes` of each."""
     samples: dict[str, list[str]] = {source.name: [] for source in sources}
     used: dict[str, int] = defaultdict(int)
-    seen: set[Any] = set()
+    used_keys: set[Any] = set()
     for key, text in zip(zip(plan.sources.tolist(), plan.documents.tolist(), strict=True), texts, strict=True):
         name = sources[key[0]].name
-        if key not in seen and used[name] < max_bytes:
-            seen.add(key)
+        if key not in used_keys and used[name] < max_bytes:
+            used_keys.add(key)
             samples[name].append(text)
             used[name] += len(text.encode())
     return samples

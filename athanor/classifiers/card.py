@@ -1,4 +1,4 @@
-"""What is known of each classifier: how well it ranks, how its scores are to be read, and what they follow."""
+"""The card of each classifier: how well it ranks, how to read its scores, and what they correlate with."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from athanor.quality.model import CLASSIFIER_SHARE, HEURISTICS_SHARE, Linear, Sc
 from athanor.words.words import Columns, tokenise
 
 BINS = 10
-CERTAIN = 100  # from so many documents on a correlation is taken as it is measured
-JUDGED = 30  # fewer documents say too little of a correlation (standard error 0.18)
-JUDGED_KIND = 100
+CERTAIN_DOCUMENTS = 100  # from so many documents on a correlation is taken as it is measured
+MIN_DOCUMENTS = 30  # fewer documents say too little of a correlation (standard error 0.18)
+MIN_KIND_DOCUMENTS = 100
 QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 SCORES = {"quality": ("quality_classifier", "quality", "quality_heuristics"), "toxicity": ("toxicity",)}
 GATED = ("quality_classifier", "quality", "toxicity")
@@ -33,8 +33,10 @@ def auroc(margin: np.ndarray, positive: np.ndarray) -> float | None:
     positives, negative_margins = np.sort(margin[positive]), np.sort(margin[~positive])
     if not len(positives) or not len(negative_margins):
         return None
-    below = np.searchsorted(negative_margins, positives, "left") + np.searchsorted(negative_margins, positives, "right")
-    return float(below.sum() / (2 * len(positives) * len(negative_margins)))
+    pairs_won = np.searchsorted(negative_margins, positives, "left") + np.searchsorted(
+        negative_margins, positives, "right"
+    )
+    return float(pairs_won.sum() / (2 * len(positives) * len(negative_margins)))
 
 
 def reliability(score: np.ndarray, positive: np.ndarray) -> Facts:
@@ -57,7 +59,7 @@ def reliability(score: np.ndarray, positive: np.ndarray) -> Facts:
 
 def correlation(score: np.ndarray, chars: np.ndarray) -> float | None:
     """Pearson's r of a score with the logarithm of the length; 0 for a score that never varies, None for few texts."""
-    if len(score) < JUDGED:
+    if len(score) < MIN_DOCUMENTS:
         return None
     score, logs = score.astype(np.float64), np.log(np.maximum(chars, 1))
     if score.std() < 1e-9 or logs.std() < 1e-9:
@@ -70,7 +72,7 @@ def correlation_lower_bound(correlation: float, documents: int) -> float:
 
     With so few, 0.53 may be chance: of 45 documents it may be 0.28 of many.
     """
-    if documents >= CERTAIN:
+    if documents >= CERTAIN_DOCUMENTS:
         return abs(correlation)
     return float(np.tanh(max(np.arctanh(min(abs(correlation), 1 - 1e-9)) - 2 / np.sqrt(documents - 3), 0.0)))
 
@@ -89,45 +91,54 @@ def describe(
     name: str,
     model: Linear,
     examples: Examples,
-    other: Columns,
-    held: Sequence[Sampled],
+    cross_source_margins: Columns,
+    held_out: Sequence[Sampled],
     scores: Columns,
 ) -> Facts:
-    """The card of one classifier. `held` are natural documents of the test side, `scores` their scores."""
+    """The card of one classifier. `held_out` are natural documents of the test side, `scores` their scores."""
     margin, test = margins(model, examples.rows), examples.at(TEST)
     positive = examples.positive
-    of = {str(source): test & (examples.source == source) for source in sorted(set(examples.source[test]))}
+    in_source = {str(source): test & (examples.source == source) for source in sorted(set(examples.source[test]))}
     ranking: Facts = {
         "held_out": auroc(margin[test], positive[test]),
-        "by_source": {source: auroc(margin[here], positive[here]) for source, here in of.items()},
-        "other_source": {source: auroc(values, positive[of[source]]) for source, values in other.items()},
+        "by_source": {source: auroc(margin[mask], positive[mask]) for source, mask in in_source.items()},
+        "other_source": {
+            source: auroc(values, positive[in_source[source]]) for source, values in cross_source_margins.items()
+        },
     }
     combined = CLASSIFIER_SHARE * sigmoid(margin) + HEURISTICS_SHARE * examples.rules
     tested = test | examples.at(UNSEEN)
-    ranking["by_negative"] = {h: auroc(*against(margin, examples, h, tested)) for h in negatives(examples, tested)}
+    ranking["by_negative"] = {
+        negative: auroc(*with_negatives(margin, examples, negative, tested)) for negative in negatives(examples, tested)
+    }
     if name == "quality":
         ranking["with_heuristics"] = auroc(combined[test], positive[test])
         ranking["with_heuristics_by_negative"] = {
-            h: auroc(*against(combined, examples, h, tested)) for h in negatives(examples, tested)
+            negative: auroc(*with_negatives(combined, examples, negative, tested))
+            for negative in negatives(examples, tested)
         }
-    chars = np.array([len(item.text) for item in held])
-    kinds, sources = (np.array([getattr(item, what) for item in held]) for what in ("kind", "source"))
+    chars = np.array([len(item.text) for item in held_out])
+    kinds, sources = (np.array([getattr(item, attribute) for item in held_out]) for attribute in ("kind", "source"))
     length: Facts = {}
     for score in SCORES[name]:
         length[score] = {"all": correlation(scores[score], chars)}
         for kind in sorted(set(kinds)):
-            if (kinds == kind).sum() >= JUDGED_KIND:
+            if (kinds == kind).sum() >= MIN_KIND_DOCUMENTS:
                 length[score][str(kind)] = correlation(scores[score][kinds == kind], chars[kinds == kind])
     counts = {side: positive[examples.at(side)] for side in (TRAIN, CALIBRATION, TEST)}
     return {
         "labels": examples.origin,
         "labels_by_kind": examples.origins,
-        "examples": {side: {"positive": int(own.sum()), "negative": int((~own).sum())} for side, own in counts.items()},
+        "examples": {
+            side: {"positive": int(labels.sum()), "negative": int((~labels).sum())} for side, labels in counts.items()
+        },
         "auroc": ranking,
         "calibration": reliability(sigmoid(margin[test]), positive[test]),
-        "natural_documents": len(held),
+        "natural_documents": len(held_out),
         "length_correlation": length,
-        "length_documents": {g: len(held) if g == "all" else int((kinds == g).sum()) for g in length[SCORES[name][0]]},
+        "length_documents": {
+            group: len(held_out) if group == "all" else int((kinds == group).sum()) for group in length[SCORES[name][0]]
+        },
         "quantiles": {
             score: {
                 str(s): {f"{q:g}": float(np.quantile(scores[score][sources == s], q)) for q in QUANTILES}
@@ -142,7 +153,7 @@ def negatives(examples: Examples, tested: np.ndarray) -> list[str]:
     return sorted({str(treatment) for treatment in examples.treatment[tested & ~examples.positive]})
 
 
-def against(
+def with_negatives(
     margin: np.ndarray, examples: Examples, treatment: str, tested: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Margins and labels of all tested positives and of the negatives made in one way."""
@@ -150,9 +161,9 @@ def against(
     return margin[chosen], examples.positive[chosen]
 
 
-def histogram(name: str, origin: str, held: Sequence[Sampled], scores: Columns) -> list[Facts]:
+def histogram(name: str, origin: str, held_out: Sequence[Sampled], scores: Columns) -> list[Facts]:
     """Shares of natural documents by tenth of the score, for each source: rows of a plot."""
-    sources = np.array([item.source for item in held])
+    sources = np.array([item.source for item in held_out])
     rows = []
     for source in sorted(set(sources)):
         values = scores[name][sources == source]
@@ -170,11 +181,11 @@ def histogram(name: str, origin: str, held: Sequence[Sampled], scores: Columns) 
 
 def check(name: str, card: Facts, min_auroc: float, max_correlation: float) -> None:
     """GateError when the classifier ranks badly, or when its score follows the length of the text."""
-    reached = card["auroc"]["held_out"]
+    held_out_auroc = card["auroc"]["held_out"]
     where = f"classifier {name} ({origin_words(card['labels'])} labels)"
-    if reached < min_auroc:
+    if held_out_auroc < min_auroc:
         fix = "raise classifiers.sample_bytes, give better labels, or lower classifiers.min_auroc"
-        what = f"{reached:.3f} on held-out documents, less than {min_auroc}"
+        what = f"{held_out_auroc:.3f} on held-out documents, less than {min_auroc}"
         raise GateError("classifier-auroc", what, where=where, fix=fix)
     for score in (score for score in SCORES[name] if score in GATED):
         for group, value in card["length_correlation"][score].items():

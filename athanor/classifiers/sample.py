@@ -25,7 +25,7 @@ Labeller = Callable[[Document], bool | None]
 
 @dataclass(frozen=True, order=True)
 class Sampled:
-    """One text with what is known of it; `positive` is its given label, if any."""
+    """One text of the sample; `positive` is its label, if it has one."""
 
     key: int  # 64-bit hash of the seed and the content id: the order of the sample
     id: str
@@ -57,24 +57,24 @@ class Reservoir:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes, self._bytes = max_bytes, 0
         self._heap: list[tuple[int, str]] = []  # minus the key, id: the largest key comes first
-        self._held: dict[str, Sampled] = {}
+        self._items: dict[str, Sampled] = {}
 
-    def wants(self, key: int) -> bool:
+    def accepts(self, key: int) -> bool:
         return self._bytes < self.max_bytes or key <= -self._heap[0][0]
 
     def add(self, item: Sampled) -> None:
-        held = self._held.get(item.id)
-        if held is not None:  # the same text twice: kept is the one that sorts first, whichever came first
-            self._held[item.id] = min(held, item)
+        existing = self._items.get(item.id)
+        if existing is not None:  # the same text twice: kept is the one that sorts first, whichever came first
+            self._items[item.id] = min(existing, item)
             return
         heapq.heappush(self._heap, (-item.key, item.id))
-        self._held[item.id] = item
+        self._items[item.id] = item
         self._bytes += item.size
-        while len(self._heap) > 1 and self._bytes - self._held[self._heap[0][1]].size >= self.max_bytes:
-            self._bytes -= self._held.pop(heapq.heappop(self._heap)[1]).size
+        while len(self._heap) > 1 and self._bytes - self._items[self._heap[0][1]].size >= self.max_bytes:
+            self._bytes -= self._items.pop(heapq.heappop(self._heap)[1]).size
 
     def items(self) -> list[Sampled]:
-        return sorted(self._held.values())
+        return sorted(self._items.values())
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def sample_rows(rows: Iterable[tuple[str, str, bool | None]], max_bytes: int, se
         if positive is not None:
             identity = content_id(text)
             key, side = hashed("rows", seed, identity), side_of(identity, seed)
-            if label_reservoirs[positive].wants(key):
+            if label_reservoirs[positive].accepts(key):
                 label_reservoirs[positive].add(Sampled(key, identity, name, ROWS, side, text[:MAX_CHARS], positive))
     return _distinct(label_reservoirs[True].items() + label_reservoirs[False].items())
 
@@ -131,12 +131,16 @@ def sample(
                     continue
                 key = hashed("sample", seed, document.id)
                 label = labels[1](document) if labels and name == labels[0] else None
-                wanted = [r for r in (natural_reservoir, label_reservoirs.get(label)) if r is not None and r.wants(key)]
-                if wanted:
+                accepting = [
+                    reservoir
+                    for reservoir in (natural_reservoir, label_reservoirs.get(label))
+                    if reservoir is not None and reservoir.accepts(key)
+                ]
+                if accepting:
                     group = str(document.meta.get("module", document.id))
                     text = document.text[:MAX_CHARS]
                     side = side_of(group, seed)
-                    for reservoir in wanted:
+                    for reservoir in accepting:
                         positive = None if reservoir is natural_reservoir else label
                         reservoir.add(Sampled(key, document.id, name, document.kind, side, text, positive))
         natural += natural_reservoir.items()

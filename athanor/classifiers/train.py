@@ -23,9 +23,10 @@ WEAK, LABELLED = "weak", "labelled"
 UNSEEN, LOOPED = "unseen", "looped_phrase"  # repetition: the heuristics see it, the classifier cannot and is not fitted
 # A feature of fewer examples gets no weight.
 MIN_EXAMPLES = 3
-# On weak labels of quality: of a document's own words the classifier learns by heart that they are good, and then
-# scores it above others. With 4 % instead of 3 examples, the scores that one document in a hundred is below, with
-# training and held out, went from 0.75 and 0.45 to 0.47 and 0.43 (code), 0.83 and 0.29 to 0.67 and 0.36 (prose).
+# For weak labels of quality. The classifier memorises the words of its training documents as good, and then scores
+# these documents above others. With 4 % of the examples as the minimum instead of 3 examples, the first percentile of
+# the scores went from 0.75 to 0.47 on training documents and from 0.45 to 0.43 on held-out ones (code), and from 0.83
+# to 0.67 and from 0.29 to 0.36 (prose).
 WEAK_EXAMPLES_SHARE = 0.04
 MIN_WORDS = 20  # less text says too little to be trained on
 Tag = tuple[str, str, str, bool, str]  # side, source, kind, positive, what was done to it
@@ -79,23 +80,25 @@ def quality_examples(sample: Sample, seed: int) -> Examples:
 def toxicity_examples(natural: Sequence[Sampled], labelled: Sequence[Sampled], seed: int) -> Examples:
     """Rows of labelled files if there are any, else documents with sentences put between their lines."""
 
-    def given() -> Iterator[tuple[str, Tag]]:
+    def labelled_pairs() -> Iterator[tuple[str, Tag]]:
         for item in labelled:
             yield item.text[: weak.WINDOW_CHARS], (item.side, item.source, item.kind, bool(item.positive), LABELLED)
 
-    def generated() -> Iterator[tuple[str, Tag]]:
+    def generated_pairs() -> Iterator[tuple[str, Tag]]:
         for item in natural:
             rng = _rng(seed, "toxicity", item)
             text, test = weak.window(item.text, rng), item.side == TEST
             tag = (item.side, item.source, item.kind)
-            yield weak.insulted(text, True, test, rng), (*tag, True, "abuse_inserted")
-            yield weak.insulted(text, False, test, rng), (*tag, False, "friendly_inserted")
+            yield weak.with_inserted_sentences(text, True, test, rng), (*tag, True, "abuse_inserted")
+            yield weak.with_inserted_sentences(text, False, test, rng), (*tag, False, "friendly_inserted")
             yield text, (*tag, False, "natural")
 
     origin = LABELLED if labelled else WEAK
     kinds = {item.kind for item in (labelled or natural)}
     min_words = 1 if labelled else MIN_WORDS
-    return _examples(given() if labelled else generated(), dict.fromkeys(kinds, origin), "toxicity", min_words)
+    return _examples(
+        labelled_pairs() if labelled else generated_pairs(), dict.fromkeys(kinds, origin), "toxicity", min_words
+    )
 
 
 def _rng(seed: int, name: str, item: Sampled) -> random.Random:
@@ -133,25 +136,26 @@ def fit(rows: Any, positive: np.ndarray, inverse_l2: float, min_share: float = 0
     from threadpoolctl import threadpool_limits
 
     min_examples = max(MIN_EXAMPLES, min_share * rows.shape[0])
-    used = np.flatnonzero(np.bincount(rows.indices, minlength=rows.shape[1]) >= min_examples)
-    if not len(used):  # a handful of documents that share no words: nothing is known, and the gate on AUROC says so
+    feature_columns = np.flatnonzero(np.bincount(rows.indices, minlength=rows.shape[1]) >= min_examples)
+    # A handful of documents that share no words: nothing is known, and the gate on AUROC says so.
+    if not len(feature_columns):
         return np.zeros(rows.shape[1]), 0.0
     # Classes count alike however many examples each has.
     model = LogisticRegression(C=inverse_l2, class_weight="balanced", tol=1e-4, max_iter=200)
-    # One thread: how several add up depends on how many there are.
+    # One thread: the order in which several add up depends on their number.
     with threadpool_limits(1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # after 200 steps the ranking changes no more
-        model.fit(rows[:, used], positive)
+        model.fit(rows[:, feature_columns], positive)
     weights = np.zeros(rows.shape[1])
-    weights[used] = model.coef_[0]
+    weights[feature_columns] = model.coef_[0]
     return weights, float(model.intercept_[0])
 
 
 def calibrate(margins: np.ndarray, positive: np.ndarray) -> tuple[float, float]:
     """Slope and offset that make the margins log odds (Platt 1999, with his softened targets), by Newton's method."""
-    up, down = int(positive.sum()), int((~positive).sum())
-    target = np.where(positive, (up + 1) / (up + 2), 1 / (down + 2))
-    weight = np.where(positive, 0.5 / max(up, 1), 0.5 / max(down, 1)) * len(positive)
+    positives, negatives = int(positive.sum()), int((~positive).sum())
+    target = np.where(positive, (positives + 1) / (positives + 2), 1 / (negatives + 2))
+    weight = np.where(positive, 0.5 / max(positives, 1), 0.5 / max(negatives, 1)) * len(positive)
     slope, offset = 1.0, 0.0
 
     def loss(slope: float, offset: float) -> float:
@@ -160,13 +164,13 @@ def calibrate(margins: np.ndarray, positive: np.ndarray) -> tuple[float, float]:
 
     for _ in range(50):
         p = sigmoid(slope * margins + offset)
-        rest, curve = weight * (p - target), np.maximum(weight * p * (1 - p), 1e-12)
-        gradient = np.array([np.sum(rest * margins), np.sum(rest)])
-        mixed = np.sum(curve * margins)
-        hessian = np.array([[np.sum(curve * margins**2), mixed], [mixed, np.sum(curve)]])
+        residual, curvature = weight * (p - target), np.maximum(weight * p * (1 - p), 1e-12)
+        gradient = np.array([np.sum(residual * margins), np.sum(residual)])
+        cross_term = np.sum(curvature * margins)
+        hessian = np.array([[np.sum(curvature * margins**2), cross_term], [cross_term, np.sum(curvature)]])
         step = np.linalg.solve(hessian + 1e-9 * np.eye(2), gradient)
-        size, now = 1.0, loss(slope, offset)
-        while size > 1e-6 and loss(slope - size * step[0], offset - size * step[1]) > now:
+        size, current_loss = 1.0, loss(slope, offset)
+        while size > 1e-6 and loss(slope - size * step[0], offset - size * step[1]) > current_loss:
             size /= 2
         slope, offset = slope - size * step[0], offset - size * step[1]
         if size * np.abs(step).max() < 1e-9:
@@ -176,9 +180,9 @@ def calibrate(margins: np.ndarray, positive: np.ndarray) -> tuple[float, float]:
 
 def train(examples: Examples, inverse_l2: float) -> Linear:
     """Fit on one side of the examples and calibrate on another; the third is for the card."""
-    fitted, apart = examples.at(TRAIN), examples.at(CALIBRATION)
-    for where in (fitted, apart, examples.at(TEST)):
-        if len(set(examples.positive[where])) < 2:
+    fitted, calibration = examples.at(TRAIN), examples.at(CALIBRATION)
+    for mask in (fitted, calibration, examples.at(TEST)):
+        if len(set(examples.positive[mask])) < 2:
             what = (
                 f"{len(examples.side)} examples (of equal texts one counts) are too few: they are divided into three parts,"
                 " to fit, to calibrate and to test, and one part has none of one class"
@@ -186,7 +190,7 @@ def train(examples: Examples, inverse_l2: float) -> Linear:
             fix = "bring about fifty documents (a long text as one file for each chapter), or widen the labels' limits"
             raise InputError(what, where="classifiers", fix=fix)
     weights, bias = fit(examples.rows[fitted], examples.positive[fitted], inverse_l2, examples.min_share)
-    slope, offset = calibrate(examples.rows[apart] @ weights + bias, examples.positive[apart])
+    slope, offset = calibrate(examples.rows[calibration] @ weights + bias, examples.positive[calibration])
     return Linear.quantised(weights, UNIT * slope, slope * bias + offset)
 
 
@@ -199,9 +203,11 @@ def other_source(examples: Examples, inverse_l2: float) -> dict[str, np.ndarray]
     """For each source, margins on its test examples from a model that saw the other sources only."""
     margins_by_source: dict[str, np.ndarray] = {}
     for name in sorted(set(examples.source)):
-        own = examples.source == name
-        seen, held = examples.at(TRAIN) & ~own, examples.at(TEST) & own
-        if len(set(examples.positive[seen])) == 2 and len(set(examples.positive[held])) == 2:
-            weights, bias = fit(examples.rows[seen], examples.positive[seen], inverse_l2, examples.min_share)
-            margins_by_source[name] = examples.rows[held] @ weights + bias
+        in_source = examples.source == name
+        train_mask, test_mask = examples.at(TRAIN) & ~in_source, examples.at(TEST) & in_source
+        if len(set(examples.positive[train_mask])) == 2 and len(set(examples.positive[test_mask])) == 2:
+            weights, bias = fit(
+                examples.rows[train_mask], examples.positive[train_mask], inverse_l2, examples.min_share
+            )
+            margins_by_source[name] = examples.rows[test_mask] @ weights + bias
     return margins_by_source

@@ -1,4 +1,4 @@
-"""Weak labels: made texts, where nobody has judged real ones.
+"""Weak labels: generated good and bad texts, for use where no real texts have been judged.
 
 Quality: a document of the corpus is good and a corruption of the same document
 is bad. Both have the same length, layout and subject, so that none of these
@@ -11,7 +11,7 @@ words, are put between the lines of a document. What is learned is a list of
 words and how they go together, no understanding, and nothing measured on such
 texts says how well abuse in real text is found.
 
-What is made from a document depends on the document and the seed alone.
+The texts made from a document depend on the document and the seed alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WINDOW_CHARS = 4_000  # of a document that are trained on
 _WHITESPACE = re.compile(r"(\s+)")
 _LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 _STOP = frozenset(language.ENGLISH.split())
-_BARE = re.compile(r"\w+")
+_WORD = re.compile(r"\w+")
 TEXTS = read_texts(Path(__file__).with_name("weak.yaml"))
 _KEYWORDS = frozenset(TEXTS["keywords"].split())
 
@@ -90,7 +90,7 @@ def strip(text: str, code: bool, rng: random.Random) -> str:
     removed = _KEYWORDS if code else _STOP
     words, gaps = _split_words(text)
     remaining = [
-        (w, g) for w, g in zip(words, gaps, strict=True) if not removed & {m.lower() for m in _BARE.findall(w)[:1]}
+        (w, g) for w, g in zip(words, gaps, strict=True) if not removed & {m.lower() for m in _WORD.findall(w)[:1]}
     ]
     return "".join(word + gap for word, gap in remaining)
 
@@ -124,13 +124,13 @@ def loop(text: str, rng: random.Random) -> str:
     return _join([phrase[number % len(phrase)] for number in range(len(words))], gaps)
 
 
-def insulted(text: str, toxic: bool, test: bool, rng: random.Random) -> str:
+def with_inserted_sentences(text: str, toxic: bool, test: bool, rng: random.Random) -> str:
     """Insert abusive or friendly sentences between the lines, a twentieth to a half as many words as the text has."""
     lines = text.split("\n")
     words = len(text.split())
     count = max(round(words * rng.uniform(0.05, 0.5) / 7), 1)
-    fill = TEXTS["abuse" if toxic else "friendly"]
+    vocabulary = TEXTS["abuse" if toxic else "friendly"]
     for _ in range(count):
-        slots = {name: rng.choice(values) for name, values in fill.items()}
+        slots = {name: rng.choice(values) for name, values in vocabulary.items()}
         lines.insert(rng.randrange(len(lines) + 1), rng.choice(TEXTS["templates"])[test].format(**slots))
     return "\n".join(lines)

@@ -83,13 +83,13 @@ class Funnel:
     def check(self) -> None:
         """GateError unless the counts add up for every source, or when a source has nothing left."""
         for source in self.sources:
-            dropped, came, left = self.dropped(source), self.of(source, IN), self.of(source, OUT)
-            gone = [*dropped, *((step, 0, self.of(source, step)[1]) for step in (NORMALISED, REDACTED))]
-            documents, size = (came[unit] - sum(row[unit + 1] for row in gone) for unit in (0, 1))
-            if (documents, size) != left:
+            dropped, incoming, remaining = self.dropped(source), self.of(source, IN), self.of(source, OUT)
+            removed = [*dropped, *((step, 0, self.of(source, step)[1]) for step in (NORMALISED, REDACTED))]
+            documents, size = (incoming[unit] - sum(row[unit + 1] for row in removed) for unit in (0, 1))
+            if (documents, size) != remaining:
                 raise GateError(
                     "funnel adds up",
-                    f"{documents} documents of {size} bytes should be left, {left[0]} of {left[1]} bytes are",
+                    f"{documents} documents of {size} bytes should be left, {remaining[0]} of {remaining[1]} bytes are",
                     where=f"source {source}",
                     fix="this is a bug in the clean stage; report it with the source",
                 )
@@ -103,7 +103,7 @@ class Funnel:
                     fix = f"relax {rules.SETTINGS[worst[0]]} in clean.rules for the source's kind of text, or fix the source"
                 raise GateError(
                     "every source survives",
-                    f"no document is left of {came[0]}; rule '{worst[0]}' dropped {worst[1]}",
+                    f"no document is left of {incoming[0]}; rule '{worst[0]}' dropped {worst[1]}",
                     where=f"source {source}",
                     fix=fix,
                 )
@@ -142,13 +142,13 @@ def clean(
     tools = Tools(params, items.absolute(), classifiers.absolute())
     names = {source: [f"{source}/{number:05d}" for number in range(len(raw[source]))] for source in sorted(raw)}
     tasks, sizes = {}, {}
-    for source, of_source in names.items():
-        on_disk = [path.stat().st_size for path in raw[source]]
-        for name, path, size in zip(of_source, raw[source], on_disk, strict=True):
+    for source, shard_names in names.items():
+        file_sizes = [path.stat().st_size for path in raw[source]]
+        for name, path, size in zip(shard_names, raw[source], file_sizes, strict=True):
             tasks[name] = {"shard": path.absolute(), "tools": tools}
-            sizes[name] = text_bytes.get(source, sum(on_disk)) * size // sum(on_disk)
+            sizes[name] = text_bytes.get(source, sum(file_sizes)) * size // sum(file_sizes)
     measured = map_shards(measure_shard, tasks, measures, desc="normalise and measure", sizes=sizes)
-    table = read_table({s: [measures / name for name in of_source] for s, of_source in names.items()}, params.rules)
+    table = read_table({s: [measures / name for name in shard_names] for s, shard_names in names.items()}, params.rules)
     _, index, _ = load_tools(tools)
     drop_duplicates(table, ranks, params, work, map_shards)
     item_of_row = drop_items(table, index, params)
@@ -166,8 +166,8 @@ def clean(
     ]
     facts = writing.run_gates(observed, sample.tolist(), params, index)
     redactions = {
-        source: dict(sorted(sum((Counter(measured[name]["redactions"]) for name in of), Counter()).items()))
-        for source, of in names.items()
+        source: dict(sorted(sum((Counter(measured[name]["redactions"]) for name in shard_names), Counter()).items()))
+        for source, shard_names in names.items()
     }
     category_counts = Counter(index.items[item].category for item in item_of_row.values())
     contaminated_item_counts = Counter(index.items[item].id for item in item_of_row.values())
@@ -181,8 +181,10 @@ def clean(
         "redactions": redactions,
         **facts,
     }
-    folders = {source: [work / "written" / name for name in of_source] for source, of_source in names.items()}
-    scores = {source: _summed([written[name]["scores"] for name in of]) for source, of in names.items()}
+    folders = {source: [work / "written" / name for name in shard_names] for source, shard_names in names.items()}
+    scores = {
+        source: _summed([written[name]["scores"] for name in shard_names]) for source, shard_names in names.items()
+    }
     return Cleaned(
         folders, _counts(written, names), funnel, dict(sorted(contaminated_item_counts.items())), scores, report
     )
@@ -190,10 +192,10 @@ def clean(
 
 def source_ranks(names: Mapping[str, Any], params: CleanParams) -> dict[str, int]:
     """Rank of each source, 0 the best: those of `source_priority`, then the rest by name."""
-    for wanted in params.source_priority:
-        if wanted not in names:
+    for priority_source in params.source_priority:
+        if priority_source not in names:
             fix = f"use some of: {', '.join(sorted(names))}"
-            raise ParamsError(f"no source is named '{wanted}'", where="clean.source_priority", fix=fix)
+            raise ParamsError(f"no source is named '{priority_source}'", where="clean.source_priority", fix=fix)
     ordered = [*params.source_priority, *(name for name in sorted(names) if name not in params.source_priority)]
     return {name: rank for rank, name in enumerate(ordered)}
 
@@ -205,21 +207,21 @@ def drop_duplicates(
     ranked = table.rank(ranks)
     ranked = ranked[table.reason[ranked] == KEPT]
 
-    def repeats(rows: np.ndarray, twins: np.ndarray, plain: str, of_val: str) -> None:
+    def drop_repeats(rows: np.ndarray, twins: np.ndarray, reason: str, reason_if_val: str) -> None:
         crossing = ~table.val[rows] & table.val[twins]
-        table.drop(rows[crossing], of_val, twins[crossing])
-        table.drop(rows[~crossing], plain, twins[~crossing])
+        table.drop(rows[crossing], reason_if_val, twins[crossing])
+        table.drop(rows[~crossing], reason, twins[~crossing])
 
-    repeats(*dedup.exact_duplicates(table.id, ranked), EXACT, EXACT_VAL)
+    drop_repeats(*dedup.exact_duplicates(table.id, ranked), EXACT, EXACT_VAL)
     ranked = ranked[table.reason[ranked] == KEPT]
     signatures = ShardSignatures(table.shards)
-    among = (table.reason == KEPT) & ~signatures.empty()
-    candidates = dedup.candidates(lambda band: band_keys(table.shards, band), among, minhash.BANDS)
+    eligible = (table.reason == KEPT) & ~signatures.empty()
+    candidates = dedup.candidates(lambda band: band_keys(table.shards, band), eligible, minhash.BANDS)
     val = np.flatnonzero(table.val & (table.reason == KEPT))
-    wanted = np.union1d(candidates[0], val)
-    sets = ShingleSets(table.shards, wanted, work / "candidates", map_shards, "candidates")
+    needed_rows = np.union1d(candidates[0], val)
+    sets = ShingleSets(table.shards, needed_rows, work / "candidates", map_shards, "candidates")
     threshold = params.dedup.near_duplicate_jaccard
-    repeats(*_columns(dedup.near_duplicates(signatures, ranked, sets, threshold, candidates)), NEAR, NEAR_VAL)
+    drop_repeats(*_pair_arrays(dedup.near_duplicates(signatures, ranked, sets, threshold, candidates)), NEAR, NEAR_VAL)
     # Banding misses one pair in seventy at the threshold. Between training and validation none may be missed.
     ranked = ranked[table.reason[ranked] == KEPT]
     val = ranked[table.val[ranked]]
@@ -227,20 +229,20 @@ def drop_duplicates(
         index = sets.write_index(work / "validation" / "index", val.tolist())
         train = np.sort(ranked[~table.val[ranked]])
         pairs = find_near_copies(table, train, index, threshold, work / "validation", map_shards)
-        repeats(pairs[:, 0], pairs[:, 1], NEAR, NEAR_VAL)
+        drop_repeats(pairs[:, 0], pairs[:, 1], NEAR, NEAR_VAL)
 
 
-def _columns(twins: Mapping[int, int]) -> tuple[np.ndarray, np.ndarray]:
+def _pair_arrays(twins: Mapping[int, int]) -> tuple[np.ndarray, np.ndarray]:
     return np.array(list(twins), np.int64), np.array(list(twins.values()), np.int64)
 
 
 def drop_items(table: Table, index: ItemIndex, params: CleanParams) -> dict[int, int]:
     """Drop the documents that hold an evaluation item; returns the number of the item for each dropped row."""
     rows, hits = read_all_hits(table.shards)
-    left = [(row, hit) for row, hit in zip(rows.tolist(), hits, strict=True) if table.reason[row] == KEPT]
+    remaining = [(row, hit) for row, hit in zip(rows.tolist(), hits, strict=True) if table.reason[row] == KEPT]
     limit = params.decontamination.max_ngram_documents
-    items = index.resolve([hit for _, hit in left], max_ngram_documents=limit)
-    item_of_row = {row: item for (row, _), item in zip(left, items, strict=True) if item is not None}
+    items = index.resolve([hit for _, hit in remaining], max_ngram_documents=limit)
+    item_of_row = {row: item for (row, _), item in zip(remaining, items, strict=True) if item is not None}
     table.drop(np.array(list(item_of_row), np.int64), ITEM)
     return item_of_row
 
@@ -275,8 +277,8 @@ def funnel_of(table: Table, measured: Mapping[str, Facts], written: Mapping[str,
         funnel.add(source, IN, facts["documents_in"], facts["bytes_in"])
         funnel.add(source, NORMALISED, 0, facts["bytes_normalised"])
         funnel.add(source, REDACTED, 0, facts["bytes_redacted"])
-        for early in facts["too_long"]:
-            funnel.add(source, rules.TOO_LONG, 1, early["bytes"])
+        for long_document in facts["too_long"]:
+            funnel.add(source, rules.TOO_LONG, 1, long_document["bytes"])
         rows = slice(shard.rows.start, shard.rows.stop)
         reason, size = table.reason[rows], table.bytes[rows]
         for code in np.unique(reason[reason != KEPT]).tolist():
@@ -298,9 +300,9 @@ def funnel_of(table: Table, measured: Mapping[str, Facts], written: Mapping[str,
 
 def _counts(written: Mapping[str, Facts], names: Mapping[str, Sequence[str]]) -> Facts:
     counts: Facts = {split: {} for split in writing.SPLITS}
-    for source, of_source in names.items():
+    for source, shard_names in names.items():
         for split in writing.SPLITS:
-            rows = [written[name]["counts"][split] for name in of_source if split in written[name]["counts"]]
+            rows = [written[name]["counts"][split] for name in shard_names if split in written[name]["counts"]]
             if rows:
                 counts[split][source] = {key: sum(row[key] for row in rows) for key in ("documents", "bytes")}
     return counts
@@ -308,6 +310,9 @@ def _counts(written: Mapping[str, Facts], names: Mapping[str, Sequence[str]]) ->
 
 def _summed(histograms: Sequence[Mapping[str, Mapping[str, list[int]]]]) -> dict[str, dict[str, list[int]]]:
     return {
-        score: {fate: np.sum([h[score][fate] for h in histograms], axis=0).tolist() for fate in fates}
-        for score, fates in histograms[0].items()
+        score: {
+            outcome: np.sum([histogram[score][outcome] for histogram in histograms], axis=0).tolist()
+            for outcome in outcomes
+        }
+        for score, outcomes in histograms[0].items()
     }

@@ -22,8 +22,8 @@ from athanor.words.words import concatenated, shingles, tokenise
 # The estimate from 126 permutations has a standard deviation of at most 0.045; pairs five of them below the
 # threshold are not worth the true comparison.
 ESTIMATE_MARGIN = 0.2
-_SEEN_BITS = 22
-_SEEN_SHIFT = np.uint64(64 - _SEEN_BITS)
+_FILTER_BITS = 22
+_FILTER_SHIFT = np.uint64(64 - _FILTER_BITS)
 
 ShinglesOf = Callable[[int], np.ndarray]  # document number to its sorted set of shingles
 
@@ -44,20 +44,20 @@ def exact_duplicates(ids: np.ndarray, ranked: np.ndarray) -> tuple[np.ndarray, n
     order = np.lexsort(
         (np.arange(len(ranked)), ranked_ids[:, 1], ranked_ids[:, 0])
     )  # equal ids together, each run by rank
-    fresh = np.ones(len(order), bool)
-    fresh[1:] = (ranked_ids[order[1:]] != ranked_ids[order[:-1]]).any(axis=1)
-    first = order[np.flatnonzero(fresh)[np.cumsum(fresh) - 1]] if len(order) else order
-    return ranked[order[~fresh]], ranked[first[~fresh]]
+    is_first = np.ones(len(order), bool)
+    is_first[1:] = (ranked_ids[order[1:]] != ranked_ids[order[:-1]]).any(axis=1)
+    first = order[np.flatnonzero(is_first)[np.cumsum(is_first) - 1]] if len(order) else order
+    return ranked[order[~is_first]], ranked[first[~is_first]]
 
 
-def candidates(keys: Callable[[int], np.ndarray], among: np.ndarray, bands: int) -> tuple[np.ndarray, np.ndarray]:
+def candidates(keys: Callable[[int], np.ndarray], eligible: np.ndarray, bands: int) -> tuple[np.ndarray, np.ndarray]:
     """Which documents share a band: (numbers, buckets), both int64, one entry for each document of a shared bucket.
 
-    `keys(band)` are the uint64 keys of all documents; only those in `among` (bool) count. One band is held at a
+    `keys(band)` are the uint64 keys of all documents; only those in `eligible` (bool) count. One band is held at a
     time: 24 bytes for each document, and 16 for each entry found.
     """
-    rows = np.flatnonzero(among)
-    numbers, buckets, used = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], 0
+    rows = np.flatnonzero(eligible)
+    numbers, buckets, bucket_count = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], 0
     for band in range(bands):
         band_keys = keys(band)[rows]
         order = np.argsort(band_keys, kind="stable")
@@ -65,11 +65,11 @@ def candidates(keys: Callable[[int], np.ndarray], among: np.ndarray, bands: int)
         shared = np.zeros(len(order), bool)
         shared[1:] = same
         shared[:-1] |= same
-        begins = np.ones(len(order), bool)
-        begins[1:] = ~same
+        starts_bucket = np.ones(len(order), bool)
+        starts_bucket[1:] = ~same
         numbers.append(rows[order[shared]])
-        buckets.append(used + np.cumsum(begins & shared)[shared])
-        used += int((begins & shared).sum())
+        buckets.append(bucket_count + np.cumsum(starts_bucket & shared)[shared])
+        bucket_count += int((starts_bucket & shared).sum())
     return np.concatenate(numbers), np.concatenate(buckets)
 
 
@@ -92,8 +92,8 @@ def near_duplicates(
         # A text without shingles has a signature of nothing; it resembles no other.
         sketch = signatures[ranked]
         keys = minhash.band_keys(sketch)
-        among = (sketch != np.uint32(0xFFFFFFFF)).any(axis=1)
-        indices, buckets = candidates(lambda band: keys[:, band], among, keys.shape[1])
+        eligible = (sketch != np.uint32(0xFFFFFFFF)).any(axis=1)
+        indices, buckets = candidates(lambda band: keys[:, band], eligible, keys.shape[1])
         known_candidates = ranked[indices], buckets
     numbers, buckets = known_candidates
     rank_of = np.full(int(max(ranked.max(initial=-1), numbers.max(initial=-1))) + 1, -1, np.int64)
@@ -103,8 +103,8 @@ def near_duplicates(
     numbers, buckets = numbers[order], buckets[order]
     kept_by_bucket: dict[int, list[int]] = {}
     repeats: dict[int, int] = {}
-    cuts = [*np.flatnonzero(np.diff(numbers, prepend=-1)).tolist(), len(numbers)]
-    for start, end in itertools.pairwise(cuts):
+    boundaries = [*np.flatnonzero(np.diff(numbers, prepend=-1)).tolist(), len(numbers)]
+    for start, end in itertools.pairwise(boundaries):
         number, own_buckets = int(numbers[start]), buckets[start:end].tolist()
         rivals = sorted({rival for bucket in own_buckets for rival in kept_by_bucket.get(bucket, ())})
         twin = _twin(number, ranked[rivals], signatures, shingles_of, threshold) if rivals else None
@@ -143,15 +143,15 @@ class Index:
         owners = np.repeat(np.arange(len(self._sizes), dtype=np.int32), self._sizes)
         order = np.argsort(values, kind="stable")
         self._values, self._owners = values[order], owners[order]
-        # Most shingles are nobody's here. A table over their leading bits, small enough for the cache, says so quickly.
-        self._seen = np.zeros(1 << _SEEN_BITS, bool)
-        self._seen[values >> _SEEN_SHIFT] = True
+        # Most shingles are not in the index. A table over their leading bits, small enough for the cache, shows it fast.
+        self._filter = np.zeros(1 << _FILTER_BITS, bool)
+        self._filter[values >> _FILTER_SHIFT] = True
 
-    def find(self, others: Iterable[tuple[int, np.ndarray]], threshold: float) -> dict[int, int]:
-        """Number of each of `others` that nearly equals an indexed one (not itself), with the first such's number."""
+    def find(self, queries: Iterable[tuple[int, np.ndarray]], threshold: float) -> dict[int, int]:
+        """Number of each of `queries` that nearly equals an indexed one (not itself), with the first such's number."""
         copies = {}
-        for number, own_shingles in others:
-            indexed_shingles = own_shingles[self._seen[own_shingles >> _SEEN_SHIFT]]
+        for number, own_shingles in queries:
+            indexed_shingles = own_shingles[self._filter[own_shingles >> _FILTER_SHIFT]]
             low = np.searchsorted(self._values, indexed_shingles, "left")
             hit = low < len(self._values)
             hit[hit] = self._values[low[hit]] == indexed_shingles[hit]
@@ -161,10 +161,10 @@ class Index:
             lengths = np.searchsorted(self._values, indexed_shingles[hit], "right") - low
             positions = np.repeat(low - (np.cumsum(lengths) - lengths), lengths) + np.arange(lengths.sum())
             shared = np.bincount(self._owners[positions], minlength=len(self._sizes))
-            enough = threshold * (len(own_shingles) + self._sizes - shared)
-            close = np.flatnonzero((shared > 0) & (shared >= enough) & (self.numbers != number))
-            if len(close):
-                copies[number] = int(self.numbers[close[0]])
+            min_shared = threshold * (len(own_shingles) + self._sizes - shared)
+            near = np.flatnonzero((shared > 0) & (shared >= min_shared) & (self.numbers != number))
+            if len(near):
+                copies[number] = int(self.numbers[near[0]])
         return copies
 
 

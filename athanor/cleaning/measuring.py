@@ -100,10 +100,10 @@ def measure_documents(
     document that its kind's `max_bytes` allows, and 700 bytes for each
     document of the shard.
     """
-    counted = ("documents_in", "bytes_in", "bytes_normalised", "bytes_redacted")
-    facts: Facts = {**dict.fromkeys(counted, 0), "too_long": []}
+    count_names = ("documents_in", "bytes_in", "bytes_normalised", "bytes_redacted")
+    facts: Facts = {**dict.fromkeys(count_names, 0), "too_long": []}
     redactions: Counter[str] = Counter()
-    seen = 0
+    measured_count = 0
     signatures: list[np.ndarray] = []
     measures: list[pa.Table] = []
     hits: list[tuple[int, Hits]] = []
@@ -114,14 +114,18 @@ def measure_documents(
             tokens = tokenise(texts)
             columns = rules.measure(texts, tokens)
             columns |= scorer.scores(texts, tokens, columns)
-            hits += [(n, hit) for n, hit in enumerate(index.scan(texts, tokens, prompts_alone=False), seen) if hit]
+            hits += [
+                (number, hit)
+                for number, hit in enumerate(index.scan(texts, tokens, prompts_alone=False), measured_count)
+                if hit
+            ]
             signatures.append(minhash.signatures(shingles(tokens.words, minhash.SHINGLE_WORDS)))
             measures.append(_table(batch, columns))
-            seen += len(batch)
+            measured_count += len(batch)
             for row in batch:
                 writer.add(row.document)
-    together = pa.concat_tables(measures or [_table([], {})])
-    pq.write_table(together, out / MEASURES, compression="zstd", compression_level=1)
+    measures_table = pa.concat_tables(measures or [_table([], {})])
+    pq.write_table(measures_table, out / MEASURES, compression="zstd", compression_level=1)
     sketches = concatenated(signatures, np.uint32, minhash.PERMUTATIONS)
     np.save(out / SIGNATURES, sketches)
     np.save(out / BANDS, np.ascontiguousarray(minhash.band_keys(sketches).T))
@@ -134,21 +138,21 @@ def _prepared(
 ) -> Iterator[Row]:
     """Normalise and redact the documents; those that are too long are left out first."""
     for row_number, raw in enumerate(documents):
-        raw_id, before = raw.id, len(raw.text.encode())
+        raw_id, raw_bytes = raw.id, len(raw.text.encode())
         facts["documents_in"] += 1
-        facts["bytes_in"] += before
-        if before > getattr(params.rules, raw.kind).max_bytes:
-            facts["too_long"].append({"id": raw_id, "row": row_number, "bytes": before, "kind": raw.kind})
+        facts["bytes_in"] += raw_bytes
+        if raw_bytes > getattr(params.rules, raw.kind).max_bytes:
+            facts["too_long"].append({"id": raw_id, "row": row_number, "bytes": raw_bytes, "kind": raw.kind})
             continue
         normal = normalise(raw.text, raw.kind)
         if normal != raw.text and raw.kind == "code":
             check_indents(raw.text, normal, f"document {raw_id} of source {raw.source}")
         text, replacements = pii.redact(normal, getattr(params.pii, raw.kind))
         redactions.update(replacements)
-        document, size = raw, before
+        document, size = raw, raw_bytes
         if text != raw.text:
             normalised_bytes, size = len(normal.encode()), len(text.encode())
-            facts["bytes_normalised"] += before - normalised_bytes
+            facts["bytes_normalised"] += raw_bytes - normalised_bytes
             facts["bytes_redacted"] += normalised_bytes - size
             document = replace(raw, text=text, meta={**raw.meta, "raw_id": raw_id})
         yield Row(document, raw_id, row_number, size)

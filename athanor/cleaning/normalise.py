@@ -36,14 +36,14 @@ def _misread() -> dict[str, str]:
     table = {"â€": "”"}  # its third byte, 0x9D, reads as a control character, which is gone when the repair looks
     for char in "–—‘’‚“„†‡•…‰‹›€™\ufeff" + "".join(map(chr, range(0xA1, 0x100))):
         with contextlib.suppress(UnicodeDecodeError):
-            seen = char.encode().decode("cp1252")
-            if not re.search(r"\s", seen):
-                table[seen] = char
+            misread_form = char.encode().decode("cp1252")
+            if not re.search(r"\s", misread_form):
+                table[misread_form] = char
     return table
 
 
 MISREAD = _misread()
-_MISREAD = re.compile("|".join(re.escape(seen) for seen in sorted(MISREAD, key=lambda seen: (-len(seen), seen))))
+_MISREAD = re.compile("|".join(re.escape(form) for form in sorted(MISREAD, key=lambda form: (-len(form), form))))
 
 
 def normalise(text: str, kind: str) -> str:
@@ -67,13 +67,13 @@ def normalise(text: str, kind: str) -> str:
 
 
 def _as_utf8(match: re.Match[str]) -> str:
-    seen = match[0]
-    if not any("\x80" <= char <= "\x9f" for char in seen):
-        return seen
+    matched = match[0]
+    if not any("\x80" <= char <= "\x9f" for char in matched):
+        return matched
     try:
-        return seen.encode("latin-1").decode("utf-8")
+        return matched.encode("latin-1").decode("utf-8")
     except UnicodeDecodeError:
-        return seen
+        return matched
 
 
 def misread_count(text: str) -> int:

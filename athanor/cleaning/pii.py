@@ -59,10 +59,10 @@ def _replace(text: str, spans: list[tuple[int, int, str]], counts: Counter[str])
     for start, end, name in spans:
         if start < position:
             continue
-        mark = PLACEHOLDERS[name]
+        placeholder = PLACEHOLDERS[name]
         if text[start - 1 : start] == "<" and text[end : end + 1] == ">":
-            mark = mark[1:-1]  # "Ann <ann@home.net>" has the brackets already
-        pieces += [text[position:start], mark]
+            placeholder = placeholder[1:-1]  # "Ann <ann@home.net>" has the brackets already
+        pieces += [text[position:start], placeholder]
         position = end
         counts[name] += 1
     return "".join([*pieces, text[position:]])
@@ -78,7 +78,9 @@ _GENERIC = (
 # The top-level domain tells an address from `image@2x.png` and from the matrix product `self.a@b.conj()`.
 _DOMAIN = re.compile(rf"@((?:[A-Za-z0-9-]+\.)+(?:{_GENERIC}|[A-Za-z]{{2}}))(?![\w(@\[]|-\w|\.\w)", re.IGNORECASE)
 _LOCAL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._%+-]{0,62}[A-Za-z0-9_%+-])?\Z")
-_NOBODY = re.compile(r"(?:^|\.)example(?:\.[a-z]+)?$|\.(?:test|invalid|local)$|^(?:open)?ssh\.com$", re.IGNORECASE)
+_RESERVED_DOMAIN = re.compile(
+    r"(?:^|\.)example(?:\.[a-z]+)?$|\.(?:test|invalid|local)$|^(?:open)?ssh\.com$", re.IGNORECASE
+)
 
 
 def _emails(text: str) -> Iterator[Span]:
@@ -90,13 +92,18 @@ def _emails(text: str) -> Iterator[Span]:
         # Domains reserved for examples (RFC 2606) are nobody's, git@host is how one writes the host of a repository,
         # and what stands before @openssh.com and @ssh.com is the name of a cipher (RFC 4251).
         ending = match[1].rpartition(".")[2]  # `a@b.mT` is a transposed matrix
-        if local and local[0] != "git" and not _NOBODY.search(match[1]) and (ending.islower() or ending.isupper()):
+        if (
+            local
+            and local[0] != "git"
+            and not _RESERVED_DOMAIN.search(match[1])
+            and (ending.islower() or ending.isupper())
+        ):
             yield local.start(), match.end()
 
 
 # --- addresses ----------------------------------------------------------------------------------------------------
 
-_FOUR_PARTS = re.compile(r"[0-9]\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]")
+_IPV4_LIKE = re.compile(r"[0-9]\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]")
 _IPV4 = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?![\w-]|\.\w)")
 _IPV6 = re.compile(r"[23][0-9A-Fa-f]{3}:[0-9A-Fa-f:]{2,40}(?![\w.])")
 _VERSION = re.compile(
@@ -107,14 +114,14 @@ _VERSION = re.compile(
 
 
 def _addresses(text: str) -> Iterator[Span]:
-    """Public addresses; private, reserved and documentation ones belong to nobody.
+    """Find public addresses; private, reserved and documentation ones are no personal data.
 
     "1.2.3.4" may be a version. It is taken for one after words like "version"
     and after signs like "==", as part of a name ("lib-1.2.3.4") or of a longer
     number, and when all four parts are below 32: that loses one public address
     in four thousand, and nearly every version looks so.
     """
-    for match in _IPV4.finditer(text) if _FOUR_PARTS.search(text) else ():
+    for match in _IPV4.finditer(text) if _IPV4_LIKE.search(text) else ():
         start, end = match.span()
         *_, third, largest = sorted(map(int, match[0].split(".")))
         if _continues_word(text, start) or largest < 32 or third < 10:
@@ -154,35 +161,35 @@ _CARD = re.compile(
 
 def _cards(text: str) -> Iterator[Span]:
     """Numbers of 14 to 16 digits with the prefix of a brand and a right check digit, which a tenth has by chance."""
-    last = -1
+    last_end = -1
     for match in _CARD.finditer(text) if _DIGIT_RUN.search(text) else ():
         start = match.start()
         digits = match[0].replace(" ", "").replace("-", "")
         before = text[max(start - 2, 0) : start]
-        in_a_table = len(before) == 2 and before[0].isdigit() and before[1] in " ," and start != last + 1
+        in_a_table = len(before) == 2 and before[0].isdigit() and before[1] in " ," and start != last_end + 1
         if _continues_word(text, start) or in_a_table or before[-1:] in ("/", "$"):
             continue
         if _brand(digits, len(digits) < len(match[0])) and luhn(digits):
-            last = match.end()
+            last_end = match.end()
             yield match.span()
 
 
 def _brand(digits: str, grouped: bool) -> bool:
     """Whether a card number may begin like this. One of 14 digits counts only when grouped: most others are times (20210304050607)."""
-    head = int(digits[:4])
+    prefix = int(digits[:4])
     if len(digits) == 16:
         return (
-            4000 <= head < 5000
-            or 5100 <= head < 5600
-            or 2221 <= head < 2721
-            or 3528 <= head < 3590
-            or head == 6011
-            or 6200 <= head < 6300
-            or 6440 <= head < 6600
+            4000 <= prefix < 5000
+            or 5100 <= prefix < 5600
+            or 2221 <= prefix < 2721
+            or 3528 <= prefix < 3590
+            or prefix == 6011
+            or 6200 <= prefix < 6300
+            or 6440 <= prefix < 6600
         )
     if len(digits) == 15:
-        return head // 100 in (34, 37)
-    return grouped and (3000 <= head < 3060 or head // 100 in (36, 38, 39))
+        return prefix // 100 in (34, 37)
+    return grouped and (3000 <= prefix < 3060 or prefix // 100 in (36, 38, 39))
 
 
 def luhn(digits: str) -> bool:
@@ -197,7 +204,7 @@ _NORTH_AMERICAN = re.compile(
 )
 _TRUNK = re.compile(r"(?<![\w.+-])1[ .-]$")
 _NATIONAL = re.compile(r"[0-9](?:[ ()./-]{0,2}[0-9]){6,13}(?!\w|[.,-][0-9])")
-_CALLED = re.compile(
+_PHONE_WORD = re.compile(
     r"(?<![A-Za-z0-9])(?:phone|tel|telephone|mobile|fax|whatsapp)(?:\s(?:no\.?|number|at|on|is)){0,2}[\s.:#]{1,3}\(?$",
     re.IGNORECASE,
 )
@@ -219,7 +226,7 @@ def _phones(text: str) -> Iterator[Span]:
             yield match.span()
     for match in _NATIONAL.finditer(text):
         start = match.start()
-        if _CALLED.search(text, max(start - 40, 0), start):
+        if _PHONE_WORD.search(text, max(start - 40, 0), start):
             bracket = text[start - 1 : start] == "(" and match[0].find(")") > match[0].find("(")
             yield start - bracket, match.end()
 
@@ -236,8 +243,8 @@ def _dialled(number: str) -> bool:
 
 # --- keys ---------------------------------------------------------------------------------------------------------
 
-# Who gives it a prefix, what to look for first, the key.
-_ISSUED = tuple(
+# Issuer, a literal to look for first, and the pattern of the key.
+_PREFIXED_KEYS = tuple(
     (literal, re.compile(rf"(?<![A-Za-z0-9])(?:{pattern})"))
     for _, literal, pattern in map(
         str.split,
@@ -288,22 +295,22 @@ def _keys(text: str) -> Iterator[Span]:
 
     A private key of many lines becomes one placeholder; all other lines stay as they are.
     """
-    for literal, pattern in _ISSUED:
+    for literal, pattern in _PREFIXED_KEYS:
         if literal in text:
-            yield from (m.span() for m in pattern.finditer(text) if literal != "sk-" or _random(m[0]))
+            yield from (m.span() for m in pattern.finditer(text) if literal != "sk-" or _looks_random(m[0]))
     if "PRIVATE KEY" in text:
         yield from (match.span() for match in _PRIVATE.finditer(text))
     for pattern in (_QUOTED, _SETTING):
         for match in pattern.finditer(text):
             start, end = match.start() + 1, match.end()
-            if _random(text[start:end]) and _SECRET.search(text, max(start - 50, 0), start - 1):
+            if _looks_random(text[start:end]) and _SECRET.search(text, max(start - 50, 0), start - 1):
                 yield start, end
 
 
-def _random(value: str) -> bool:
+def _looks_random(value: str) -> bool:
     """Whether a value looks randomly generated: it has digits, many changes of character class and high entropy."""
     classes = value.translate(_CLASSES)
-    changes = sum(one != other for one, other in zip(classes, classes[1:], strict=False))
+    changes = sum(first != second for first, second in zip(classes, classes[1:], strict=False))
     counts = Counter(value).values()
     entropy = -sum(count / len(value) * math.log2(count / len(value)) for count in counts)
     return "0" in classes and changes >= len(classes) / 4 and entropy >= 3.0

@@ -94,35 +94,35 @@ SCORES = ("quality", "toxicity")  # measures that come from the classifiers; nee
 def measure(texts: Sequence[str], tokens: Tokens) -> dict[str, np.ndarray]:
     """Every measure that `CHECKS` names but `SCORES`, as one array of finite numbers over the texts."""
     columns: dict[str, np.ndarray] = {}
-    for names, measured in ((CHARACTERS, characters), (LINES, lines), (TURNS, turns)):
-        rows = np.array([measured(text) for text in texts], np.float64).reshape(len(texts), len(names))
+    for names, measure_text in ((CHARACTERS, characters), (LINES, lines), (TURNS, turns)):
+        rows = np.array([measure_text(text) for text in texts], np.float64).reshape(len(texts), len(names))
         columns |= dict(zip(names, rows.T, strict=True))
     words = tokens.words
     counts = np.maximum(words.counts, 1)
-    few = words.counts < language.JUDGED_WORDS  # a share among a handful of words means nothing
+    too_short = words.counts < language.JUDGED_WORDS  # a share among a handful of words means nothing
 
     def per_word(count: Sequence[int] | np.ndarray) -> np.ndarray:
-        return np.where(few, 0.0, np.asarray(count, np.float64) / counts)
+        return np.where(too_short, 0.0, np.asarray(count, np.float64) / counts)
 
     numbers = prefix_sums(tokens.numeric)
-    known = language.measure(words)
+    language_measures = language.measure(words)
     columns |= {
         "words": words.counts,
-        "mean_word": np.where(few & (tokens.mean_word_bytes < 4), 4.0, tokens.mean_word_bytes),
+        "mean_word": np.where(too_short & (tokens.mean_word_bytes < 4), 4.0, tokens.mean_word_bytes),
         "number_words": per_word(np.diff(numbers[words.offsets])),
         "hashes": per_word([text.count("#") + text.count("...") + text.count("…") for text in texts]),
         "links": per_word([text.count("://") for text in texts]),
         "line_breaks": per_word([text.count("\n") for text in texts]),
         "encoded": encoded(texts),
-        **known,
-        "boilerplate": per_word(known["boilerplate"]),
+        **language_measures,
+        "boilerplate": per_word(language_measures["boilerplate"]),
         "consecutive": consecutive(tokens),
     }
     repeats = repetition.Repeats(words)
     for size in sorted({*TOP_NGRAM_WORDS, *REPEATED_NGRAM_WORDS}):
         repeats.grow(size)
         if size in TOP_NGRAM_WORDS:
-            columns[f"top_{size}gram"] = np.where(few, 0.0, repeats.top_share())
+            columns[f"top_{size}gram"] = np.where(too_short, 0.0, repeats.top_share())
         if size in REPEATED_NGRAM_WORDS:
             columns[f"repeated_{size}grams"] = repeats.duplicate_share()
     return columns
@@ -149,16 +149,16 @@ def verdicts(columns: Columns, kinds: Sequence[str], params: RuleParams) -> tupl
     names = np.array(kinds, object)
     for kind in sorted(set(kinds)):
         rules = getattr(params, kind)
-        left = np.flatnonzero(names == kind)
+        remaining = np.flatnonzero(names == kind)
         for number, check in enumerate(CHECKS, 1):
             limit = _limit(check, rules)
             if limit is None:
                 continue
-            measured = columns[check.measure][left]
+            measured = columns[check.measure][remaining]
             fails = check.fails(measured, limit)
-            failed[left[fails]] = number
-            values[left[fails]] = measured[fails]
-            left = left[~fails]
+            failed[remaining[fails]] = number
+            values[remaining[fails]] = measured[fails]
+            remaining = remaining[~fails]
     return failed, values
 
 
@@ -194,22 +194,22 @@ TURNS = "turns speakers short_turns".split()
 def characters(text: str) -> tuple[float, ...]:
     """Shares of ASCII, letters, digits, symbols, curly brackets and U+FFFD of what is not white space."""
     data = text.encode()
-    solid = data.translate(None, _WHITE)
-    count = len(solid.translate(None, _CONTINUATION))
+    visible = data.translate(None, _WHITE)
+    count = len(visible.translate(None, _CONTINUATION))
     if not count:
         return 1.0, 0.0, 0.0, 0.0, 0.0, 0.0
-    letters = len(solid) - len(solid.translate(None, _LETTERS))
-    digits = len(solid) - len(solid.translate(None, _DIGITS))
-    symbols = len(solid.translate(None, _LETTERS + _DIGITS + _PLAIN + _HIGH))
-    curly = solid.count(b"{") + solid.count(b"}")
+    letters = len(visible) - len(visible.translate(None, _LETTERS))
+    digits = len(visible) - len(visible.translate(None, _DIGITS))
+    symbols = len(visible.translate(None, _LETTERS + _DIGITS + _PLAIN + _HIGH))
+    curly = visible.count(b"{") + visible.count(b"}")
     high = misread = 0
     if not text.isascii():
-        beyond = [char for char in text if char > "\x7f"]
-        high = sum(not char.isspace() for char in beyond)
-        letters += sum(map(str.isalpha, beyond))
-        symbols += sum(not char.isalnum() and not char.isspace() for char in beyond)
-        misread = beyond.count("\ufffd")
-        count -= len(beyond) - high
+        non_ascii = [char for char in text if char > "\x7f"]
+        high = sum(not char.isspace() for char in non_ascii)
+        letters += sum(map(str.isalpha, non_ascii))
+        symbols += sum(not char.isalnum() and not char.isspace() for char in non_ascii)
+        misread = non_ascii.count("\ufffd")
+        count -= len(non_ascii) - high
     count = max(count, 1)
     return 1 - high / count, letters / count, digits / count, symbols / count, curly / count, misread / count
 
@@ -221,27 +221,27 @@ def lines(text: str) -> tuple[float, ...]:
     short lines, all as in ordinary text where there are fewer than five lines.
     Of characters in them: repeated lines, repeated paragraphs.
     """
-    raw = text.split("\n")
-    solid = [line for line in map(str.strip, raw) if line]
-    if not solid:
-        return float(max(map(len, raw))), 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0
-    count = len(solid)
-    sizes = list(map(len, solid))
+    all_lines = text.split("\n")
+    nonblank = [line for line in map(str.strip, all_lines) if line]
+    if not nonblank:
+        return float(max(map(len, all_lines))), 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0
+    count = len(nonblank)
+    sizes = list(map(len, nonblank))
     size = sum(sizes)
-    repeated = size - sum(map(len, set(solid)))
-    of_lines = (0.0, 0.0, 0.0, 1.0, 0.0)
+    repeated = size - sum(map(len, set(nonblank)))
+    line_shares = (0.0, 0.0, 0.0, 1.0, 0.0)
     if count >= JUDGED_LINES:
         dots = "..." in text or "…" in text  # the few texts that have any are looked at line by line
-        ellipses = sum(line.endswith(("...", "…")) for line in solid) if dots else 0
-        bullets = sum(line.startswith(_BULLETS) for line in solid)
-        comments = sum(line.startswith(_COMMENTS) for line in solid)
-        ends = sum(map(_ENDS.__contains__, [line[-1] for line in solid]))
+        ellipses = sum(line.endswith(("...", "…")) for line in nonblank) if dots else 0
+        bullets = sum(line.startswith(_BULLETS) for line in nonblank)
+        comments = sum(line.startswith(_COMMENTS) for line in nonblank)
+        ends = sum(map(_ENDS.__contains__, [line[-1] for line in nonblank]))
         short = sum(map(SHORT_LINE_CHARS.__gt__, sizes))
-        of_lines = (bullets / count, ellipses / count, comments / count, ends / count, short / count)
+        line_shares = (bullets / count, ellipses / count, comments / count, ends / count, short / count)
     paragraphs = [paragraph for paragraph in map(str.strip, text.split("\n\n")) if paragraph] if repeated else []
     repeated_chars = sum(map(len, paragraphs)) - sum(map(len, set(paragraphs)))
-    longest = float(max(map(len, raw)))
-    return longest, size / count, *of_lines, repeated / size, repeated_chars / max(sum(map(len, paragraphs)), 1)
+    longest = float(max(map(len, all_lines)))
+    return longest, size / count, *line_shares, repeated / size, repeated_chars / max(sum(map(len, paragraphs)), 1)
 
 
 def turns(text: str) -> tuple[float, ...]:
@@ -251,9 +251,9 @@ def turns(text: str) -> tuple[float, ...]:
         return 0.0, 0.0, 0.0
     speakers = {match[1].casefold() for match in matches}
     ends = [*(match.start() for match in matches[1:]), len(text) + 1]
-    spoken = (text[match.end() - 1 : end - 1] for match, end in zip(matches, ends, strict=True))
-    short = sum(len(turn.split(None, SHORT_TURN_WORDS)) < SHORT_TURN_WORDS for turn in spoken)
-    return float(len(matches)), float(len(speakers)), short / len(matches)
+    turn_texts = (text[match.end() - 1 : end - 1] for match, end in zip(matches, ends, strict=True))
+    short_count = sum(len(turn.split(None, SHORT_TURN_WORDS)) < SHORT_TURN_WORDS for turn in turn_texts)
+    return float(len(matches)), float(len(speakers)), short_count / len(matches)
 
 
 def encoded(texts: Sequence[str]) -> np.ndarray:
@@ -266,6 +266,6 @@ def encoded(texts: Sequence[str]) -> np.ndarray:
     long = np.flatnonzero(runs >= ENCODED_RUN)
     starts = prefix_sums(sizes + 1)
     owner = np.searchsorted(starts, gaps[long], "right") - 1
-    inside = np.bincount(owner, weights=runs[long], minlength=len(encoded_texts))[: len(encoded_texts)]
+    encoded_bytes = np.bincount(owner, weights=runs[long], minlength=len(encoded_texts))[: len(encoded_texts)]
     escapes = np.array([4 * item.count(b"\\x") for item in encoded_texts])
-    return np.minimum((inside + escapes) / np.maximum(sizes, 1), 1.0)
+    return np.minimum((encoded_bytes + escapes) / np.maximum(sizes, 1), 1.0)

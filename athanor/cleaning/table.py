@@ -1,4 +1,4 @@
-"""Every measured document as one row of a few arrays: what the decisions about the whole corpus are taken on.
+"""Every measured document as one row of a few arrays, on which the decisions about the whole corpus are taken.
 
 Texts, signatures and measures stay on disk. A row needs about 80 bytes, and
 the decisions about 100 more for a while, so a hundred million documents fit
@@ -176,13 +176,13 @@ def read_all_hits(shards: Sequence[Shard]) -> tuple[np.ndarray, list[Hits]]:
 
 def read_numbered(folder: Path, numbers: np.ndarray) -> Iterator[tuple[int, Document]]:
     """Documents of a measured shard by number in it (ascending), with the number."""
-    wanted = iter(numbers.tolist())
-    following = next(wanted, None)
+    remaining = iter(numbers.tolist())
+    next_number = next(remaining, None)
     for number, document in enumerate(read_documents(folder / DOCUMENTS)):
-        if number == following:
+        if number == next_number:
             yield number, document
-            following = next(wanted, None)
-            if following is None:
+            next_number = next(remaining, None)
+            if next_number is None:
                 return
 
 
@@ -240,8 +240,8 @@ class ShingleSets:
         """uint64, sorted. `row` must be one of `rows`."""
         index = int(np.searchsorted(self.rows, row))
         shard = int(np.searchsorted(self._starts, index, "right")) - 1
-        offsets, at = self._offsets[shard], index - int(self._starts[shard])
-        return np.asarray(self._sets[shard][offsets[at] : offsets[at + 1]])
+        offsets, position = self._offsets[shard], index - int(self._starts[shard])
+        return np.asarray(self._sets[shard][offsets[position] : offsets[position + 1]])
 
     def write_index(self, folder: Path, rows: Sequence[int]) -> Path:
         """Save the sets of some rows for `load_index`; returns the folder."""

@@ -1,6 +1,6 @@
-"""The last work on a measured shard: write what stays and what goes, then read it back and check it.
+"""The last work on a measured shard: write the kept and the dropped documents, then read them back and check them.
 
-The checks are made on the files, without what the cleaning remembered of them:
+The checks use the files alone, and nothing that the cleaning remembers of them:
 `check_documents` shard by shard, `run_gates` on what was observed in all of
 them together.
 """
@@ -57,31 +57,31 @@ def write_shard(task: Mapping[str, Any], out: Path) -> Facts:
     folder = task["shard"]
     with np.load(task["decisions"], allow_pickle=False) as stored:
         decisions = dict(stored)
-    measures, kept = read_measures(folder), decisions["reason"] == KEPT
+    measures, kept_mask = read_measures(folder), decisions["reason"] == KEPT
     written: list[tuple[str, Path, np.ndarray]] = []
-    if len(kept):
+    if len(kept_mask):
         table = pq.read_table(folder / DOCUMENTS)
         for name in SCORES:
             table = table.append_column(pa.field(name, pa.float32()), pa.array(measures[name].astype(np.float32)))
         for split in SPLITS:
-            mask = kept & (measures["val"] == (split == "val"))
+            mask = kept_mask & (measures["val"] == (split == "val"))
             if mask.any():
                 path = out / f"{split}.parquet"
                 write_table(path, table.filter(pa.array(mask)))
                 written.append((split, path, task["start"] + np.flatnonzero(mask)))
         del table
-    write_table(out / "dropped.parquet", _dropped(task, folder, measures, decisions))
+    write_table(out / "dropped.parquet", _dropped_table(task, folder, measures, decisions))
     _, index, _ = load_tools(task["tools"])
     counts: Facts = {}
-    observed = check_documents(_counted(written, counts), index, load_index(task["sample"]), task["threshold"])
-    return {"counts": counts, "scores": _histograms(measures, kept), "observed": observed.save(out)}
+    observed = check_documents(_read_and_count(written, counts), index, load_index(task["sample"]), task["threshold"])
+    return {"counts": counts, "scores": _histograms(measures, kept_mask), "observed": observed.save(out)}
 
 
 def write_table(path: Path, table: pa.Table) -> None:
     pq.write_table(table, path, row_group_size=ROW_GROUP_DOCUMENTS, compression="zstd", compression_level=3)
 
 
-def _counted(written: Sequence[tuple[str, Path, np.ndarray]], counts: Facts) -> Iterator[Numbered]:
+def _read_and_count(written: Sequence[tuple[str, Path, np.ndarray]], counts: Facts) -> Iterator[Numbered]:
     """Documents of the written files with their table rows, counted: the funnel describes files, not intentions."""
     for split, path, numbers in written:
         row = counts.setdefault(split, {"documents": 0, "bytes": 0})
@@ -94,7 +94,7 @@ def _counted(written: Sequence[tuple[str, Path, np.ndarray]], counts: Facts) -> 
             row["bytes"] += len(document.text.encode())
 
 
-def _dropped(task: Mapping[str, Any], folder: Path, measures: Columns, decisions: Columns) -> pa.Table:
+def _dropped_table(task: Mapping[str, Any], folder: Path, measures: Columns, decisions: Columns) -> pa.Table:
     origin = {"source": task["source"], "shard": task["number"]}
     rows = [
         {
@@ -110,27 +110,27 @@ def _dropped(task: Mapping[str, Any], folder: Path, measures: Columns, decisions
         }
         for row in np.flatnonzero(decisions["reason"] != KEPT).tolist()
     ]
-    for early in read_json(folder / "facts.json")["too_long"]:
-        rows.append({**origin, **early, "rule": rules.TOO_LONG, "detail": str(early["bytes"])})
+    for long_document in read_json(folder / "facts.json")["too_long"]:
+        rows.append({**origin, **long_document, "rule": rules.TOO_LONG, "detail": str(long_document["bytes"])})
     return pa.Table.from_pylist(sorted(rows, key=lambda row: row["row"]), schema=DROPPED_SCHEMA)
 
 
-def _histograms(measures: Columns, kept: np.ndarray) -> dict[str, dict[str, list[int]]]:
+def _histograms(measures: Columns, kept_mask: np.ndarray) -> dict[str, dict[str, list[int]]]:
     """Score -> kept or dropped -> documents in each of BINS equal bins from 0 to 1."""
     histograms: dict[str, dict[str, list[int]]] = {}
     for name in SCORES:
         values = np.asarray(measures.get(name, np.zeros(0)), np.float64)
         bins = np.clip((values * BINS).astype(int), 0, BINS - 1)
         histograms[name] = {
-            fate: np.bincount(bins[mask], minlength=BINS).tolist()
-            for fate, mask in (("kept", kept), ("dropped", ~kept))
+            outcome: np.bincount(bins[mask], minlength=BINS).tolist()
+            for outcome, mask in (("kept", kept_mask), ("dropped", ~kept_mask))
         }
     return histograms
 
 
 @dataclass
 class Observed:
-    """What was seen of some documents: most repeats in a row, hits of each document with any, ids, near copies."""
+    """What reading some documents back showed: the most repeats in a row, battery hits, ids and near copies."""
 
     repeats: int = 0
     misread: int = 0
@@ -143,8 +143,8 @@ class Observed:
         save_hits(folder / HITS, [(number, hit) for number, (_, hit) in enumerate(self.hits)])
         np.save(folder / IDS, self.ids)
         copies = [[int(number), int(twin)] for number, twin in sorted(self.copies.items())]
-        where = [where for where, _ in self.hits]
-        return {"repeats": self.repeats, "misread": self.misread, "copies": copies, "where": where}
+        locations = [location for location, _ in self.hits]
+        return {"repeats": self.repeats, "misread": self.misread, "copies": copies, "where": locations}
 
     @staticmethod
     def load(folder: Path, facts: Mapping[str, Any]) -> Observed:

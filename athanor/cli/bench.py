@@ -23,7 +23,7 @@ from athanor.base.strict import load_section
 from athanor.cli.render import fill_template
 from athanor.hardware import measure, policy, profile
 from athanor.hardware.kernels import LAYOUTS
-from athanor.hardware.policy import Asked, resolve
+from athanor.hardware.policy import Requested, resolve
 from athanor.model import gpu_family
 from athanor.model.device import prepare
 from athanor.model.precision import AUTOCAST
@@ -70,10 +70,10 @@ def _hardware(remeasure: bool) -> tuple[dict[str, object], str]:
             batch_tokens=pretrain.batch_tokens,
             root=root,
             bounds=measure.Bounds(compile=0.0) if local.compile == "off" else measure.Bounds(),
-            tell=lambda part: print(f"measuring: {part}", file=sys.stderr, flush=True),
+            report=lambda part: print(f"measuring: {part}", file=sys.stderr, flush=True),
         )
         profile.save(root, measured_profile)
-    requested = Asked(
+    requested = Requested(
         precision=pretrain.precision,
         attention=local.attention,
         compile=local.compile,

@@ -158,7 +158,7 @@ def death_text(stage: str, message: str, oom_killed: bool) -> str:
         cause = "the kernel has killed a process for want of memory meanwhile"
     else:
         cause = "most often the kernel does that for want of memory (dmesg knows)"
-    return f"{stage} was killed and could say nothing; {cause}; {memory}. Fix: {lifetime.LEANER}"
+    return f"{stage} was killed and could say nothing; {cause}; {memory}. Fix: {lifetime.MEMORY_FIX}"
 
 
 def oom_kills() -> int:

@@ -21,11 +21,11 @@ from athanor.training.compiling import first_line
 TRIES = 20
 LAYOUTS = ("forward", "input_gradient", "weight_gradient")
 # Operations of one pass over all shapes: slow units shall not take minutes.
-_MOST_FLOPS = {"cpu": 30e9, "mps": 1e12, "cuda": 2e13}
-_LEAST_TOKENS = 64
+_MAX_FLOPS = {"cpu": 30e9, "mps": 1e12, "cuda": 2e13}
+_MIN_TOKENS = 64
 # Largest difference from fp32 attention, relative to the largest value. Half formats carry 8 and 11 bits.
 TOLERANCE = {"fp32": 1e-4, "bf16": 4e-2, "fp16": 1e-2}
-_MOST_SCORES = 1 << 26  # rows · heads · tokens², so that the reference is quick and fits
+_MAX_SCORES = 1 << 26  # rows · heads · tokens², so that the reference is quick and fits
 
 
 def synchronise(device: torch.device) -> None:
@@ -55,12 +55,12 @@ def compare(calls: Mapping[str, Callable[[], Any]], device: torch.device, budget
     warm = {name: once(call) for name, call in calls.items()}
     if time.perf_counter() - started > 2 * budget_seconds:
         return warm
-    found = {name: once(call) for name, call in calls.items()}
+    seconds = {name: once(call) for name, call in calls.items()}
     for _ in range(TRIES):
         if time.perf_counter() - started > budget_seconds:
             break
-        found = {name: min(found[name], once(call)) for name, call in calls.items()}
-    return found
+        seconds = {name: min(seconds[name], once(call)) for name, call in calls.items()}
+    return seconds
 
 
 @contextlib.contextmanager
@@ -74,7 +74,7 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def shapes(config: ModelConfig) -> Counter[tuple[int, int]]:
+def linear_shapes(config: ModelConfig) -> Counter[tuple[int, int]]:
     """(outputs, inputs) of the model's linear layers, with how often a forward pass uses each."""
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
     counts: Counter[tuple[int, int]] = Counter()
@@ -92,15 +92,17 @@ def shapes(config: ModelConfig) -> Counter[tuple[int, int]]:
 
 def rows_for(config: ModelConfig, tokens: int, device: torch.device) -> int:
     """Tokens of a product: those of a micro-batch, fewer where that would take too long."""
-    weights = sum(outputs * inputs for outputs, inputs in shapes(config))
-    while tokens > _LEAST_TOKENS and 2 * len(LAYOUTS) * weights * tokens > _MOST_FLOPS[device.type]:
+    weights = sum(outputs * inputs for outputs, inputs in linear_shapes(config))
+    while tokens > _MIN_TOKENS and 2 * len(LAYOUTS) * weights * tokens > _MAX_FLOPS[device.type]:
         tokens //= 2
     return tokens
 
 
-def product(layout: str, outputs: int, inputs: int, tokens: int, **how: Any) -> Callable[[], Tensor]:
+def product(layout: str, outputs: int, inputs: int, tokens: int, **tensor_options: Any) -> Callable[[], Tensor]:
     """One of the three products of a linear layer Y = X Wᵀ, with transposes as training has them."""
-    x_TI, w_OI, dy_TO = (_drawn(*shape, **how) for shape in ((tokens, inputs), (outputs, inputs), (tokens, outputs)))
+    x_TI, w_OI, dy_TO = (
+        _random_matrix(*shape, **tensor_options) for shape in ((tokens, inputs), (outputs, inputs), (tokens, outputs))
+    )
     calls: dict[str, Callable[[], Tensor]] = {
         "forward": lambda: x_TI @ w_OI.t(),
         "input_gradient": lambda: dy_TO @ w_OI,
@@ -109,10 +111,10 @@ def product(layout: str, outputs: int, inputs: int, tokens: int, **how: Any) -> 
     return calls[layout]
 
 
-def _drawn(rows: int, columns: int, **how: Any) -> Tensor:
-    """Numbers as a model has them: constant ones take less power, so a chip that is warm works faster on them."""
-    draw = torch.Generator().manual_seed(0)
-    return torch.randn(rows, columns, generator=draw).to(**how)
+def _random_matrix(rows: int, columns: int, **tensor_options: Any) -> Tensor:
+    """Normal random numbers, as in a model: a chip draws less power on constants, and then runs faster."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(rows, columns, generator=generator).to(**tensor_options)
 
 
 def products(
@@ -127,16 +129,18 @@ def products(
     The ceiling is what a model made of nothing but these products would reach.
     """
     tokens = rows_for(config, tokens, device)
-    wanted = shapes(config)
-    each = budget_seconds / (len(formats) * len(LAYOUTS) * len(wanted))
+    layer_shapes = linear_shapes(config)
+    budget_per_product = budget_seconds / (len(formats) * len(LAYOUTS) * len(layer_shapes))
     gflops: dict[str, Any] = {}
     for name in formats:
         tensor_options = {"dtype": AUTOCAST[name] or torch.float32, "device": device}
         flops, seconds = dict.fromkeys(LAYOUTS, 0.0), dict.fromkeys(LAYOUTS, 0.0)
         try:
-            for (outputs, inputs), times in wanted.items():
+            for (outputs, inputs), times in layer_shapes.items():
                 for layout in LAYOUTS:
-                    took = fastest(product(layout, outputs, inputs, tokens, **tensor_options), device, each)
+                    took = fastest(
+                        product(layout, outputs, inputs, tokens, **tensor_options), device, budget_per_product
+                    )
                     flops[layout] += 2.0 * outputs * inputs * tokens * times
                     seconds[layout] += took * times
         except RuntimeError:  # a format that this device has no products for
@@ -153,21 +157,21 @@ def attention(
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     T = config.context_tokens
-    rows = max(1, min(rows, _MOST_SCORES // (config.heads * T * T)))
+    rows = max(1, min(rows, _MAX_SCORES // (config.heads * T * T)))
     heads = (config.heads, config.kv_heads, config.kv_heads)
-    wide = [_random(rows, count, T, config.head_dim, device=device) for count in heads]
+    qkv_fp32 = [_seeded_normal(rows, count, T, config.head_dim, device=device) for count in heads]
     document_BT = (torch.arange(T, device=device) * 4 // T).expand(rows, T)
     masks = {"plain": None, "documents": block_mask(document_BT)}
     grouped = config.heads != config.kv_heads
-    narrow = [part.to(AUTOCAST[precision] or torch.float32) for part in wide]
+    qkv = [tensor.to(AUTOCAST[precision] or torch.float32) for tensor in qkv_fp32]
 
-    def run(parts: list[Tensor], mask: Tensor | None) -> list[Tensor]:
-        inputs = [part.detach().requires_grad_(True) for part in parts]
+    def run(tensors: list[Tensor], mask: Tensor | None) -> list[Tensor]:
+        inputs = [tensor.detach().requires_grad_(True) for tensor in tensors]
         out = F.scaled_dot_product_attention(*inputs, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
         return [out.detach(), *torch.autograd.grad(out.float().square().sum(), inputs)]
 
     with sdpa_kernel([SDPBackend.MATH]):
-        truth = {name: run(wide, mask) for name, mask in masks.items()}
+        reference = {name: run(qkv_fp32, mask) for name, mask in masks.items()}
     kernels: dict[str, Any] = {name: {"works": False, "why": ""} for name in KERNELS}
     for kind, mask in masks.items():
         calls: dict[str, Callable[[], Any]] = {}
@@ -175,10 +179,10 @@ def attention(
 
             def call(name: str = name, mask: Tensor | None = mask) -> list[Tensor]:
                 with sdpa_kernel([getattr(SDPBackend, KERNELS[name])]):
-                    return run(narrow, mask)
+                    return run(qkv, mask)
 
             try:
-                error = _difference(call(), truth[kind])
+                error = _difference(call(), reference[kind])
                 if not error <= TOLERANCE[precision]:
                     raise RuntimeError(f"wrong by {error:.1g} of the largest value")
             except (RuntimeError, AttributeError) as problem:
@@ -194,26 +198,26 @@ def attention(
         row["works"] = "plain_seconds" in row
         if row["works"]:
             row["seconds"] = row["plain_seconds"] + row.get("documents_seconds", masked)
-    used = {kind: _dispatched(narrow, mask, grouped) for kind, mask in masks.items()}
+    used = {kind: _dispatched(qkv, mask, grouped) for kind, mask in masks.items()}
     defaults = {"default": used["plain"], "default_documents": used["documents"]}
     return {"precision": precision, "rows": rows, **defaults, "kernels": kernels}
 
 
-def _dispatched(parts: list[Tensor], mask: Tensor | None, grouped: bool) -> str:
+def _dispatched(tensors: list[Tensor], mask: Tensor | None, grouped: bool) -> str:
     """The kernel that torch takes by itself, for inputs that need a gradient."""
     from torch.nn.attention import SDPBackend
 
-    inputs = [part.detach().requires_grad_(True) for part in parts]
+    inputs = [tensor.detach().requires_grad_(True) for tensor in tensors]
     number = torch._fused_sdp_choice(*inputs, mask, 0.0, mask is None, enable_gqa=grouped)
-    there = {name: backend for name, backend in KERNELS.items() if hasattr(SDPBackend, backend)}
-    names = {int(getattr(SDPBackend, backend)): name for name, backend in there.items()}
+    available = {name: backend for name, backend in KERNELS.items() if hasattr(SDPBackend, backend)}
+    names = {int(getattr(SDPBackend, backend)): name for name, backend in available.items()}
     return names.get(int(number), str(number))
 
 
-def _difference(found: list[Tensor], truth: list[Tensor]) -> float:
-    return max(float((a.float() - b).abs().max() / b.abs().max()) for a, b in zip(found, truth, strict=True))
+def _difference(values: list[Tensor], reference: list[Tensor]) -> float:
+    return max(float((a.float() - b).abs().max() / b.abs().max()) for a, b in zip(values, reference, strict=True))
 
 
-def _random(*shape: int, device: torch.device) -> Tensor:
-    """The same numbers whenever asked; the global generator is left alone."""
+def _seeded_normal(*shape: int, device: torch.device) -> Tensor:
+    """Normal random numbers, the same for every call of this shape; the global generator is not used."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(device)

@@ -24,7 +24,7 @@ from athanor.training import checkpoint
 from athanor.training.cpu_replicas import replica_count
 from athanor.training.memory import available_bytes
 
-_MOST_BYTES = 128 << 20  # of a checkpoint that is written to try
+_MAX_BYTES = 128 << 20  # of a checkpoint that is written to try
 
 
 class Bounds(NamedTuple):
@@ -50,82 +50,86 @@ def measure(
     batch_tokens: int,
     root: Path,
     bounds: Bounds = Bounds(),
-    tell: Callable[[str], None] = lambda part: None,
+    report: Callable[[str], None] = lambda part: None,
 ) -> dict[str, Any]:
     """A profile of `device` with `count` threads for a model and its batch; `precision` may be auto.
 
-    `root` holds data/shards and .athanor. `tell` hears the name of each part as it begins.
+    `root` holds data/shards and .athanor. `report` is called with the name of each part as it begins.
     """
     started = time.monotonic()
     rows = micro_batch(device, 0, config.context_tokens, batch_tokens)
     # Micro-batches side by side run on one core each, so that is what is measured.
     replicas = replica_count(config, device)
-    each = 1 if replicas > 1 else count
-    found: dict[str, Any] = {
+    thread_count = 1 if replicas > 1 else count
+    measurements: dict[str, Any] = {
         "schema": profile.SCHEMA,
         "fingerprint": profile.fingerprint(config, device, count),
         "architecture": gpu_family.identify(device).name,
         "rows": rows,
         "lanes": replicas,
     }
-    tell("matrix products")
-    found["products"] = kernels.products(config, rows * config.context_tokens, device, bounds.products)
-    with threads(each):
-        found |= _formats(config, rows, device, bounds, tell)
-        chosen = choose_precision(precision, device, found)
-        found["precision"] = chosen
+    report("matrix products")
+    measurements["products"] = kernels.products(config, rows * config.context_tokens, device, bounds.products)
+    with threads(thread_count):
+        measurements |= _formats(config, rows, device, bounds, report)
+        chosen = choose_precision(precision, device, measurements)
+        measurements["precision"] = chosen
         if not cpu_attention_fits(device.type, chosen, config.context_tokens):
-            tell("attention kernels")
-            found["attention"] = kernels.attention(config, rows, chosen, device, bounds.attention)
+            report("attention kernels")
+            measurements["attention"] = kernels.attention(config, rows, chosen, device, bounds.attention)
         if replicas == 1:
-            tell("micro-batches")
-            most = max(rows, batch_tokens // config.context_tokens)
-            found["micro_batch"] = steps.by_rows(config, most, chosen, device, bounds.rows)
+            report("micro-batches")
+            max_rows = max(rows, batch_tokens // config.context_tokens)
+            measurements["micro_batch"] = steps.by_rows(config, max_rows, chosen, device, bounds.rows)
     if bounds.compile:
-        tell(f"compiler (at most {bounds.compile:.0f} s)")
+        report(f"compiler (at most {bounds.compile:.0f} s)")
         cache = root / ".athanor" / "compile-cache"
-        found["compile"] = steps.compiling(config, rows, chosen, device, each, cache, bounds.compile)
+        measurements["compile"] = steps.compiling(config, rows, chosen, device, thread_count, cache, bounds.compile)
     else:
-        found["compile"] = {"works": False, "why": "not measured, because it is off"}
-    tell("loader")
-    found["loader"] = loader(root / "data" / "shards", config.context_tokens, batch_tokens, bounds.loader)
-    tell("checkpoint")
-    found["checkpoint"] = checkpoints(root / ".athanor" / "slots", config)
-    found["memory"] = memory(device)
-    found["seconds"] = round(time.monotonic() - started, 1)
-    return found
+        measurements["compile"] = {"works": False, "why": "not measured, because it is off"}
+    report("loader")
+    measurements["loader"] = loader(root / "data" / "shards", config.context_tokens, batch_tokens, bounds.loader)
+    report("checkpoint")
+    measurements["checkpoint"] = checkpoints(root / ".athanor" / "slots", config)
+    measurements["memory"] = memory(device)
+    measurements["seconds"] = round(time.monotonic() - started, 1)
+    return measurements
 
 
 def quick(config: ModelConfig, device: torch.device, batch_tokens: int) -> dict[str, Any]:
     """Only what a number format is chosen by: for an accelerator without a profile, a few seconds."""
     rows = micro_batch(device, 0, config.context_tokens, batch_tokens)
-    found = {"products": kernels.products(config, rows * config.context_tokens, device, QUICK.products)}
-    return found | _formats(config, rows, device, QUICK, lambda part: None)
+    measurements = {"products": kernels.products(config, rows * config.context_tokens, device, QUICK.products)}
+    return measurements | _formats(config, rows, device, QUICK, lambda part: None)
 
 
 def _formats(
-    config: ModelConfig, rows: int, device: torch.device, bounds: Bounds, tell: Callable[[str], None]
+    config: ModelConfig, rows: int, device: torch.device, bounds: Bounds, report: Callable[[str], None]
 ) -> dict[str, Any]:
     """Steps and stability of the formats that the chip has units for."""
     native = gpu_family.identify(device).native
-    tell("training steps by number format")
-    one = max(1, min(rows, 4096 // config.context_tokens))  # enough to compare by, and sure to fit
-    speeds = steps.by_format(config, one, ["fp32", *native], device, bounds.steps)
+    report("training steps by number format")
+    step_rows = max(1, min(rows, 4096 // config.context_tokens))  # enough to compare by, and sure to fit
+    speeds = steps.by_format(config, step_rows, ["fp32", *native], device, bounds.steps)
     if "fp16" in native:
-        tell("stability of fp16")
+        report("stability of fp16")
     return {"steps": speeds, "stable": {name: steps.stable(config, name, device) for name in native if name == "fp16"}}
 
 
-def choose_precision(asked: str, device: torch.device, found: dict[str, Any]) -> str:
-    """`asked`, or for auto what the policy makes of the measurements."""
-    if asked != "auto":
-        return asked
-    return str(policy.precision(gpu_family.identify(device), ceilings(found), found["steps"], found["stable"]).value)
+def choose_precision(requested: str, device: torch.device, measurements: dict[str, Any]) -> str:
+    """`requested`, or for auto what the policy makes of the measurements."""
+    if requested != "auto":
+        return requested
+    return str(
+        policy.precision(
+            gpu_family.identify(device), ceilings(measurements), measurements["steps"], measurements["stable"]
+        ).value
+    )
 
 
-def ceilings(found: dict[str, Any]) -> dict[str, float]:
+def ceilings(measurements: dict[str, Any]) -> dict[str, float]:
     """GFLOPS of matrix products by number format."""
-    return {name: row["ceiling"] for name, row in found["products"]["gflops"].items()}
+    return {name: row["ceiling"] for name, row in measurements["products"]["gflops"].items()}
 
 
 def loader(shards: Path, context_tokens: int, batch_tokens: int, budget_seconds: float) -> dict[str, Any]:
@@ -146,7 +150,7 @@ def loader(shards: Path, context_tokens: int, batch_tokens: int, budget_seconds:
 
 def checkpoints(slots: Path, config: ModelConfig) -> dict[str, Any]:
     """Bytes per second at which a checkpoint reaches the disk where slots are kept, checksum and fsync included."""
-    count = min(12 * config.parameter_count(), _MOST_BYTES)
+    count = min(12 * config.parameter_count(), _MAX_BYTES)
     slots.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=".bench.", suffix=".tmp", dir=slots))
     try:

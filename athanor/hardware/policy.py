@@ -1,4 +1,4 @@
-"""What to choose for a machine, given what was measured on it. Pure functions: numbers in, a choice and its reason out.
+"""What to choose for a machine, given what was measured on it. Pure functions from numbers to a decision with its reason.
 
 `resolve` decides every `auto` at once. The measurements are parts of a profile (athanor/hardware/profile.py); a part
 that was not measured is None, and then the choice is the safe one.
@@ -30,7 +30,7 @@ MICRO_BATCH_GAIN = 1.03  # for each doubling
 COMPILATIONS = 3  # rows with and without documents, and once more from the cache in the process that trains
 
 
-class Choice(NamedTuple):
+class Decision(NamedTuple):
     value: Any
     why: str
 
@@ -40,7 +40,7 @@ def precision(
     gflops: Mapping[str, float] | None,
     steps: Mapping[str, float] | None,
     stable: Mapping[str, bool] | None,
-) -> Choice:
+) -> Decision:
     """bf16, fp16 or fp32.
 
     `gflops`: of matrix products by format. `steps`: tokens per second of
@@ -50,13 +50,13 @@ def precision(
     gflops, steps, stable = gflops or {}, steps or {}, stable or {}
     if architecture.device == "cpu":
         if "bf16" not in architecture.native:
-            return Choice("fp32", f"{architecture.name} has no bf16 units")
+            return Decision("fp32", f"{architecture.name} has no bf16 units")
         gain = _ratio(steps, "bf16")
         if gain is None:
-            return Choice("fp32", "steps in bf16 were not measured")
+            return Decision("fp32", "steps in bf16 were not measured")
         if gain >= CPU_STEP_GAIN:
-            return Choice("bf16", f"a training step is {gain:.2f} times as fast as in fp32")
-        return Choice("fp32", f"a training step in bf16 is {gain:.2f} times as fast, less than {CPU_STEP_GAIN:g}")
+            return Decision("bf16", f"a training step is {gain:.2f} times as fast as in fp32")
+        return Decision("fp32", f"a training step in bf16 is {gain:.2f} times as fast, less than {CPU_STEP_GAIN:g}")
     reasons = []
     for name in ("bf16", "fp16"):
         if name not in architecture.native:
@@ -70,22 +70,22 @@ def precision(
         elif name == "fp16" and not stable.get("fp16", False):
             reasons.append("the trial in fp16 was not stable")
         else:
-            return Choice(name, "; ".join([*reasons, f"{name} products are {gain:.1f} times as fast as fp32"]))
-    return Choice("fp32", "; ".join(reasons))
+            return Decision(name, "; ".join([*reasons, f"{name} products are {gain:.1f} times as fast as fp32"]))
+    return Decision("fp32", "; ".join(reasons))
 
 
 def _ratio(values: Mapping[str, float], name: str) -> float | None:
     return values[name] / values["fp32"] if values.get(name) and values.get("fp32") else None
 
 
-def attention(architecture: Architecture, measured: Mapping[str, Any] | None) -> Choice:
+def attention(architecture: Architecture, measured: Mapping[str, Any] | None) -> Decision:
     """A kernel's name, or the default dispatch. InputError on a GPU on which only the math kernel works.
 
     `measured`: {"default": name, "kernels": {name: {"works", "seconds", "why"}}} with the seconds of
     rows with and without documents together, and documents_seconds for kernels that take their mask.
     """
     if measured is None:
-        return Choice(DEFAULT, "not measured")
+        return Decision(DEFAULT, "not measured")
     kernels = measured["kernels"]
     works = {name: row["seconds"] for name, row in kernels.items() if row["works"]}
     if architecture.device == "cuda" and architecture.fused_attention and not set(works) - {"math"}:
@@ -99,35 +99,35 @@ def attention(architecture: Architecture, measured: Mapping[str, Any] | None) ->
     masked = [name for name in works if name != "math" and "documents_seconds" in kernels[name]]
     if architecture.device == "cuda" and not masked:
         # Told to use fused ones alone, torch would refuse such rows.
-        return Choice(DEFAULT, "rows with several documents need the math kernel here")
+        return Decision(DEFAULT, "rows with several documents need the math kernel here")
     if not works:
-        return Choice(DEFAULT, "no kernel agreed with the reference")
+        return Decision(DEFAULT, "no kernel agreed with the reference")
     best, usual = min(works, key=lambda name: works[name]), measured["default"]
     if best == usual:
-        return Choice(DEFAULT, f"torch's own choice, {usual}, is the fastest")
+        return Decision(DEFAULT, f"torch's own choice, {usual}, is the fastest")
     if usual not in works:
-        return Choice(best, f"torch's own choice, {usual}, does not work here")
+        return Decision(best, f"torch's own choice, {usual}, does not work here")
     gain = works[usual] / works[best]
     if gain < KERNEL_GAIN:
-        return Choice(DEFAULT, f"{best} is no faster than torch's own choice, {usual}")
-    return Choice(best, f"{gain:.2f} times as fast as torch's own choice, {usual}")
+        return Decision(DEFAULT, f"{best} is no faster than torch's own choice, {usual}")
+    return Decision(best, f"{gain:.2f} times as fast as torch's own choice, {usual}")
 
 
-def compiled(measured: Mapping[str, Any] | None, *, blocks_per_step: float, steps: int) -> Choice:
+def compiled(measured: Mapping[str, Any] | None, *, blocks_per_step: float, steps: int) -> Decision:
     """Whether compiling pays within `steps`, each of which runs `blocks_per_step` blocks one after the other.
 
     `measured`: {"works", "why", "cold_seconds", "eager_seconds", "compiled_seconds"} of one block.
     """
     if measured is None:
-        return Choice(False, "not measured")
+        return Decision(False, "not measured")
     if not measured["works"]:
-        return Choice(False, measured["why"])
+        return Decision(False, measured["why"])
     needed = break_even(measured, blocks_per_step)
     if math.isinf(needed):
-        return Choice(False, "compiled blocks are not faster")
+        return Decision(False, "compiled blocks are not faster")
     if steps > needed:
-        return Choice(True, f"pays from step {needed:,.0f} on")
-    return Choice(False, f"would pay from step {needed:,.0f} on, there are {steps:,}")
+        return Decision(True, f"pays from step {needed:,.0f} on")
+    return Decision(False, f"would pay from step {needed:,.0f} on, there are {steps:,}")
 
 
 def break_even(measured: Mapping[str, Any], blocks_per_step: float) -> float:
@@ -136,7 +136,7 @@ def break_even(measured: Mapping[str, Any], blocks_per_step: float) -> float:
     return COMPILATIONS * measured["cold_seconds"] / gain if gain > 0 else math.inf
 
 
-def micro_batch_rows(measured: Sequence[Mapping[str, float]] | None, fits: Callable[[int], bool]) -> Choice:
+def micro_batch_rows(measured: Sequence[Mapping[str, float]] | None, fits: Callable[[int], bool]) -> Decision:
     """The largest doubling of rows that fits and still brings 3 % more tokens per second; 0 when nothing was measured.
 
     `measured`: {"rows", "tokens_per_second"} in rising order of rows.
@@ -144,30 +144,30 @@ def micro_batch_rows(measured: Sequence[Mapping[str, float]] | None, fits: Calla
     chosen, speed = 0, 0.0
     for row in measured or ():
         if chosen and row["tokens_per_second"] < speed * MICRO_BATCH_GAIN:
-            return Choice(chosen, f"{row['rows']} rows are no more than {MICRO_BATCH_GAIN - 1:.0%} faster")
+            return Decision(chosen, f"{row['rows']} rows are no more than {MICRO_BATCH_GAIN - 1:.0%} faster")
         if not fits(int(row["rows"])):
-            return Choice(chosen or 1, f"{row['rows']} rows do not fit")
+            return Decision(chosen or 1, f"{row['rows']} rows do not fit")
         chosen, speed = int(row["rows"]), row["tokens_per_second"]
-    return Choice(chosen, "the most that was tried" if chosen else "not measured")
+    return Decision(chosen, "the most that was tried" if chosen else "not measured")
 
 
-def checkpointing(fits_plain: bool, fits_again: bool) -> Choice:
+def checkpointing(fits_plain: bool, fits_recomputing: bool) -> Decision:
     """Whether to compute activations again: only where training does not fit without."""
     if fits_plain:
-        return Choice(False, "everything fits")
-    if fits_again:
-        return Choice(True, "activations do not fit otherwise")
-    return Choice(False, "it would not fit with it either")
+        return Decision(False, "everything fits")
+    if fits_recomputing:
+        return Decision(True, "activations do not fit otherwise")
+    return Decision(False, "it would not fit with it either")
 
 
-def memory_fraction(architecture: Architecture) -> Choice:
+def memory_fraction(architecture: Architecture) -> Decision:
     """The share of a GPU's memory that torch may take."""
     share = memory_share(architecture)
-    return Choice(share, "memory of its own" if share == 1.0 else "the GPU shares memory with the processor")
+    return Decision(share, "memory of its own" if share == 1.0 else "the GPU shares memory with the processor")
 
 
 @dataclass(frozen=True)
-class Asked:
+class Requested:
     """What parameters and machine settings say, autos included; `replicas` run side by side on `threads`."""
 
     precision: str
@@ -180,38 +180,41 @@ class Asked:
     replicas: int = 1
     threads: int = 1
 
-    def by_hand(self) -> dict[str, Any]:
+    def explicit(self) -> dict[str, Any]:
         """What is set and not left to choose, by the names of `Choices`."""
         names = ("precision", "attention", "compile", "checkpointing", "micro_batch_tokens")
-        found = {name: getattr(self, name) for name in names}
-        return {k: {"on": True, "off": False}.get(v, v) for k, v in found.items() if v not in (AUTO, 0)}
+        values = {name: getattr(self, name) for name in names}
+        return {k: {"on": True, "off": False}.get(v, v) for k, v in values.items() if v not in (AUTO, 0)}
 
 
 def resolve(
-    asked: Asked,
+    requested: Requested,
     architecture: Architecture,
     config: ModelConfig,
     profile: Mapping[str, Any] | None,
     free_bytes: int | None,
 ) -> tuple[Choices, dict[str, str]]:
     """Choices, and why, by name. A part that the profile lacks gets its safe default."""
-    found = profile or {}
+    measurements = profile or {}
     share = memory_fraction(architecture)
     free = None if free_bytes is None else int(free_bytes * share.value * _USABLE)
-    decisions = {"memory_fraction": share, **{name: Choice(value, "as set") for name, value in asked.by_hand().items()}}
-    side_by_side = min(asked.replicas, asked.threads)
+    decisions = {
+        "memory_fraction": share,
+        **{name: Decision(value, "as set") for name, value in requested.explicit().items()},
+    }
+    parallel = min(requested.replicas, requested.threads)
 
     if "precision" not in decisions:
-        gflops = {name: row["ceiling"] for name, row in found.get("products", {}).get("gflops", {}).items()}
-        decisions["precision"] = precision(architecture, gflops, found.get("steps"), found.get("stable"))
-    number = decisions["precision"].value
+        gflops = {name: row["ceiling"] for name, row in measurements.get("products", {}).get("gflops", {}).items()}
+        decisions["precision"] = precision(architecture, gflops, measurements.get("steps"), measurements.get("stable"))
+    number_format = decisions["precision"].value
     if "attention" not in decisions:
-        by_hand = cpu_attention_fits(architecture.device, number, config.context_tokens)
-        kernel = attention(architecture, found.get("attention")) if not by_hand else None
-        decisions["attention"] = kernel or Choice(DEFAULT, "rows so short are worked by hand on a CPU")
+        use_cpu_kernel = cpu_attention_fits(architecture.device, number_format, config.context_tokens)
+        kernel = attention(architecture, measurements.get("attention")) if not use_cpu_kernel else None
+        decisions["attention"] = kernel or Decision(DEFAULT, "rows so short are worked by hand on a CPU")
 
     def fits(rows: int, recompute: bool) -> bool:
-        footprint = StepFootprint(rows, config.context_tokens, number, asked.replicas, side_by_side)
+        footprint = StepFootprint(rows, config.context_tokens, number_format, requested.replicas, parallel)
         return free is None or needed_bytes(config, footprint, recompute) <= free
 
     if "checkpointing" not in decisions:
@@ -219,49 +222,53 @@ def resolve(
     recompute = decisions["checkpointing"].value
     if "micro_batch_tokens" not in decisions:
         decisions["micro_batch_tokens"] = _micro_batch(
-            asked, architecture, config, found, lambda rows: fits(rows, recompute)
+            requested, architecture, config, measurements, lambda rows: fits(rows, recompute)
         )
     if "compile" not in decisions:
         tokens = decisions["micro_batch_tokens"].value or MICRO_BATCH_TOKENS[architecture.device]
-        rows = found.get("rows", tokens / config.context_tokens)
-        blocks = config.layers * asked.batch_tokens / config.context_tokens / rows / max(1, side_by_side)
-        decisions["compile"] = compiled(found.get("compile"), blocks_per_step=blocks, steps=asked.steps)
+        rows = measurements.get("rows", tokens / config.context_tokens)
+        blocks = config.layers * requested.batch_tokens / config.context_tokens / rows / max(1, parallel)
+        decisions["compile"] = compiled(measurements.get("compile"), blocks_per_step=blocks, steps=requested.steps)
     # In the order of the fields.
     decisions = {field.name: decisions[field.name] for field in dataclasses.fields(Choices)}
-    return Choices(**{name: one.value for name, one in decisions.items()}), {
-        name: one.why for name, one in decisions.items()
+    return Choices(**{name: decision.value for name, decision in decisions.items()}), {
+        name: decision.why for name, decision in decisions.items()
     }
 
 
 def _micro_batch(
-    asked: Asked, architecture: Architecture, config: ModelConfig, found: Mapping[str, Any], fits: Callable[[int], bool]
-) -> Choice:
+    requested: Requested,
+    architecture: Architecture,
+    config: ModelConfig,
+    measurements: Mapping[str, Any],
+    fits: Callable[[int], bool],
+) -> Decision:
     """Tokens of a micro-batch, 0 for the trainer's rule.
 
     Where micro-batches run side by side their size is a rule and not a
     measurement: bytes shall not depend on a machine's mood for a gain that
     other cores take anyway.
     """
-    if asked.replicas > 1 or architecture.device == "cpu" and not found.get("micro_batch"):
-        return Choice(0, "the trainer's rule")
-    measured = micro_batch_rows(found.get("micro_batch"), fits)
+    if requested.replicas > 1 or architecture.device == "cpu" and not measurements.get("micro_batch"):
+        return Decision(0, "the trainer's rule")
+    measured = micro_batch_rows(measurements.get("micro_batch"), fits)
     if measured.value:
-        return Choice(measured.value * config.context_tokens, measured.why)
-    most = min(MICRO_BATCH_TOKENS[architecture.device], asked.batch_tokens)
-    rows = max(1, most // config.context_tokens)
+        return Decision(measured.value * config.context_tokens, measured.why)
+    max_tokens = min(MICRO_BATCH_TOKENS[architecture.device], requested.batch_tokens)
+    rows = max(1, max_tokens // config.context_tokens)
     if fits(rows):
-        return Choice(0, "the trainer's rule")
+        return Decision(0, "the trainer's rule")
     while rows > 1 and not fits(rows):
         rows //= 2
-    return Choice(rows * config.context_tokens, "more does not fit")
+    return Decision(rows * config.context_tokens, "more does not fit")
 
 
 def needed_bytes(config: ModelConfig, footprint: StepFootprint, recompute: bool) -> int:
     """Peak bytes of training, with `recompute` each block keeps its input only and computes its activations again."""
     if not recompute:
         return training_bytes(config, footprint)
-    nothing = dataclasses.replace(footprint, micro_batch_rows=0)
+    empty = dataclasses.replace(footprint, micro_batch_rows=0)
     single = dataclasses.replace(config, layers=1)
-    inside = training_bytes(single, footprint) - training_bytes(single, nothing)
+    block_bytes = training_bytes(single, footprint) - training_bytes(single, empty)
     inputs = footprint.parallel * config.layers * config.dim * footprint.micro_batch_tokens * 4
-    return training_bytes(config, nothing) + inside + inputs
+    return training_bytes(config, empty) + block_bytes + inputs

@@ -36,7 +36,7 @@ def fingerprint(config: ModelConfig, device: torch.device, threads: int) -> dict
 
 
 def read(root: Path) -> dict[str, Any] | None:
-    """The stored profile, whatever it is of; None where there is none that can be understood."""
+    """The stored profile, of whatever machine and model; None where there is none that can be read."""
     path = root / FILE
     try:
         profile = read_json(path) if path.is_file() else None
@@ -45,10 +45,10 @@ def read(root: Path) -> dict[str, Any] | None:
     return profile if isinstance(profile, dict) and profile.get("schema") == SCHEMA else None
 
 
-def load(root: Path, wanted: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The stored profile if it is of the fingerprint `wanted`."""
+def load(root: Path, expected: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The stored profile if its fingerprint is the `expected` one."""
     profile = read(root)
-    return profile if profile is not None and profile.get("fingerprint") == wanted else None
+    return profile if profile is not None and profile.get("fingerprint") == expected else None
 
 
 def save(root: Path, profile: Mapping[str, Any]) -> Path:
@@ -56,6 +56,6 @@ def save(root: Path, profile: Mapping[str, Any]) -> Path:
     return root / FILE
 
 
-def short(profile: Mapping[str, Any]) -> str:
+def short_digest(profile: Mapping[str, Any]) -> str:
     """Eight letters that stand for a profile."""
     return digest(profile)[:8]

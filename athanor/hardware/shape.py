@@ -1,4 +1,4 @@
-"""Widths that a device multiplies slowly, and proportions that a model learns slowly: told before the run, as advice.
+"""Advice before a run about widths that a device multiplies slowly and proportions that a model learns slowly.
 
 Matrix units work on tiles; a width that is no multiple of the tile pays for
 the whole tile and, on NVIDIA's cards, may fall back to a slower kernel
@@ -25,18 +25,18 @@ def advice(config: ModelConfig, device: str = "cuda") -> list[str]:
     if config.vocab_size % VOCABULARY:
         lines.append(
             f"a vocabulary of {config.vocab_size} is no multiple of {VOCABULARY}, which slows the output layer down:"
-            f" {up(config.vocab_size, VOCABULARY)} costs nothing"
+            f" {round_up(config.vocab_size, VOCABULARY)} costs nothing"
         )
     for name, value in (("dim", config.dim), ("ffn_dim", config.ffn_dim)):
         if value % tile:
-            near = " or ".join(str(size) for size in sorted({max(tile, value // tile * tile), up(value, tile)}))
+            near = " or ".join(str(size) for size in sorted({max(tile, value // tile * tile), round_up(value, tile)}))
             lines.append(f"{name} {value} is no multiple of {tile} ({device}): {near}")
     if config.head_dim % HEAD.get(device, 64):
-        sizes = " or ".join(str(size) for size in (64, 128)) if device == "cuda" else str(up(config.head_dim, 16))
+        sizes = " or ".join(str(size) for size in (64, 128)) if device == "cuda" else str(round_up(config.head_dim, 16))
         lines.append(f"head_dim {config.head_dim} is slow in fused attention ({device}): {sizes}")
     ratio = config.ffn_dim / config.dim
     if not FFN_RANGE[0] <= ratio <= FFN_RANGE[1]:
-        best = up(round(FFN * config.dim), tile)
+        best = round_up(round(FFN * config.dim), tile)
         lines.append(f"ffn_dim is {ratio:.2g} times dim, 8/3 is usual for a gated MLP: {best}")
     floor = next((theta for context, theta in THETA_FLOOR if config.context_tokens <= context), THETA_FLOOR[-1][1])
     if config.context_tokens > 32_768 and config.rope_theta < floor:
@@ -47,6 +47,6 @@ def advice(config: ModelConfig, device: str = "cuda") -> list[str]:
     return lines
 
 
-def up(value: int, step: int) -> int:
+def round_up(value: int, step: int) -> int:
     """The next multiple of `step`."""
     return -(-value // step) * step

@@ -34,7 +34,7 @@ _STABLE_STEPS = 20
 _SCALE_HALVINGS = 4  # that a new loss scale may need to settle
 
 
-def part(config: ModelConfig, device: torch.device, layers: int = _LAYERS) -> Transformer:
+def truncated_model(config: ModelConfig, device: torch.device, layers: int = _LAYERS) -> Transformer:
     return Transformer.fresh(dataclasses.replace(config, layers=min(layers, config.layers)), 0).to(device)
 
 
@@ -59,31 +59,31 @@ def by_format(
     config: ModelConfig, rows: int, formats: Sequence[str], device: torch.device, budget_seconds: float
 ) -> dict[str, float]:
     """Tokens per second of forward and backward, output layer included, in each format."""
-    model, data = part(config, device), batch(config, rows, device)
+    model, data = truncated_model(config, device), batch(config, rows, device)
     calls: dict[str, Callable[[], Any]] = {name: functools.partial(step, model, data, name) for name in formats}
-    return {name: data.next_N.numel() / took for name, took in compare(calls, device, budget_seconds).items()}
+    return {name: data.next_N.numel() / seconds for name, seconds in compare(calls, device, budget_seconds).items()}
 
 
 def by_rows(
-    config: ModelConfig, most_rows: int, precision: str, device: torch.device, budget_seconds: float
+    config: ModelConfig, max_rows: int, precision: str, device: torch.device, budget_seconds: float
 ) -> list[dict[str, float]]:
     """Tokens per second of micro-batches of 1, 2, 4 … rows, until the budget is spent or memory is."""
-    model, rows, speeds = part(config, device), 1, []
+    model, rows, speeds = truncated_model(config, device), 1, []
     deadline = time.perf_counter() + budget_seconds
-    while rows <= most_rows and time.perf_counter() < deadline:
+    while rows <= max_rows and time.perf_counter() < deadline:
         try:
             data = batch(config, rows, device)
-            took = fastest(functools.partial(step, model, data, precision), device, budget_seconds / 8)
+            seconds = fastest(functools.partial(step, model, data, precision), device, budget_seconds / 8)
         except torch.OutOfMemoryError:
             break
-        speeds.append({"rows": rows, "tokens_per_second": data.next_N.numel() / took})
+        speeds.append({"rows": rows, "tokens_per_second": data.next_N.numel() / seconds})
         rows *= 2
     return speeds
 
 
 def stable(config: ModelConfig, precision: str, device: torch.device) -> bool:
     """Whether a short training in a format stays finite, with its loss scale settled."""
-    model, data = part(config, device), batch(config, 1, device)
+    model, data = truncated_model(config, device), batch(config, 1, device)
     scale, skipped, loss = LossScale(precision, device), 0, torch.zeros(())
     for _ in range(_STABLE_STEPS):
         loss = step(model, data, precision, float(scale.scale))
@@ -117,7 +117,7 @@ def compiling(
 
 def _compile_and_time(job: dict[str, Any]) -> dict[str, float]:
     config, device, name = ModelConfig.from_dict(job["config"]), torch.device(job["device"]), job["precision"]
-    model = part(config, device, layers=1)
+    model = truncated_model(config, device, layers=1)
     x_BTD = torch.ones(job["rows"], config.context_tokens, config.dim, device=device, requires_grad=True)
     block = model.model.layers[0]
 
@@ -133,20 +133,20 @@ def _compile_and_time(job: dict[str, Any]) -> dict[str, float]:
         compiled = compile_block([model], shapes, name, job["threads"])
         cold = time.perf_counter() - started
 
-        def switched(on: bool) -> None:
-            if on:
+        def run_switched(compiled_on: bool) -> None:
+            if compiled_on:
                 tune_blocks([model], compiled=compiled, rows_tokens=shapes.rows_tokens)
             else:
                 untune([model])
             run()
 
-        took = compare({"eager": lambda: switched(False), "compiled": lambda: switched(True)}, device, 3.0)
+        took = compare({"eager": lambda: run_switched(False), "compiled": lambda: run_switched(True)}, device, 3.0)
     return {"cold_seconds": cold, "eager_seconds": took["eager"], "compiled_seconds": took["compiled"]}
 
 
 def main() -> int:
     job = json.loads(sys.argv[1])
-    signal.alarm(int(job["seconds"]) + 1)  # should nobody be left to end this
+    signal.alarm(int(job["seconds"]) + 1)  # in case the process that would end this one is gone
     torch.set_flush_denormal(True)
     use_cache(Path(job["cache"]))
     try:

@@ -53,11 +53,11 @@ def events(findings: Iterable[Finding]) -> list[Event]:
     by_rule: dict[str, list[Finding]] = {}
     for finding in findings:
         by_rule.setdefault(finding.rule, []).append(finding)
-    found = [
+    rule_events = [
         Event(group[0], max(group, key=lambda finding: LEVELS.index(finding.level)), group[-1], len(group))
         for group in by_rule.values()
     ]
-    return sorted(found, key=lambda event: event.first.step)
+    return sorted(rule_events, key=lambda event: event.first.step)
 
 
 def status(findings: Iterable[Finding]) -> str:

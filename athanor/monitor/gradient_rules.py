@@ -17,14 +17,14 @@ class _Skips:
 
     def __init__(self) -> None:
         self.flags: deque[bool] = deque(maxlen=SKIP_WINDOW)
-        self.count = self.row = 0
+        self.count = self.consecutive = 0
 
     def see(self, skipped: bool) -> None:
         if len(self.flags) == SKIP_WINDOW:
             self.count -= self.flags[0]
         self.flags.append(skipped)
         self.count += skipped
-        self.row = self.row + 1 if skipped else 0
+        self.consecutive = self.consecutive + 1 if skipped else 0
 
     @property
     def share(self) -> float:
@@ -47,18 +47,18 @@ class SkippedSteps(Rule):
         self.skips.see(broken)
         if not broken or not math.isfinite(row["loss"]):  # a broken loss is nan_loss's
             return None
-        often = self.skips.count >= 3 and self.skips.share > self.limits.skipped_critical
-        critical = self.skips.row >= 3 or often
-        limit = self.limits.skipped_critical if often else 3.0 if critical else 1.0
+        is_frequent = self.skips.count >= 3 and self.skips.share > self.limits.skipped_critical
+        critical = self.skips.consecutive >= 3 or is_frequent
+        limit = self.limits.skipped_critical if is_frequent else 3.0 if critical else 1.0
         text = f"The gradient norm is {norm} with a finite loss of {row['loss']:.3f}; the step was skipped"
-        text += f", {self.skips.row} in a row, {self.skips.count} of the last {len(self.skips.flags)}."
+        text += f", {self.skips.consecutive} in a row, {self.skips.count} of the last {len(self.skips.flags)}."
         fix = f"{self.phase}.lr lower or {self.phase}.grad_clip smaller; {self.phase}.precision fp32 "
         fix += "finds out whether it is range."
         return Verdict(CRITICAL if critical else WARNING, norm, limit, text, fix)
 
 
 class RefusedSteps(Rule):
-    """Steps that a guard did not learn from, although their numbers are finite: some are what it is for."""
+    """Steps that the spike guard refused to learn from, although their numbers are finite. A few of them are normal."""
 
     inputs = ("loss", "grad_norm", "skipped")
 
@@ -70,13 +70,15 @@ class RefusedSteps(Rule):
         self.skips.see(refused)
         if not refused:
             return None
-        many = self.skips.row >= 5 or (self.skips.count >= 3 and self.skips.share > self.limits.refused_warning)
+        too_many = self.skips.consecutive >= 5 or (
+            self.skips.count >= 3 and self.skips.share > self.limits.refused_warning
+        )
         text = f"The step was refused: a loss of {row['loss']:.3f} and a gradient norm of {row['grad_norm']:.3g}; "
-        text += f"{self.skips.row} in a row, {self.skips.count} of the last {len(self.skips.flags)}."
+        text += f"{self.skips.consecutive} in a row, {self.skips.count} of the last {len(self.skips.flags)}."
         fix = f"{self.phase}.lr lower, and look at the data of these steps."
-        fix = fix if many else "nothing, as long as it is rare."
-        limit = self.limits.refused_warning if many else 1.0
-        return Verdict(WARNING if many else INFO, float(self.skips.count), limit, text, fix)
+        fix = fix if too_many else "nothing, as long as it is rare."
+        limit = self.limits.refused_warning if too_many else 1.0
+        return Verdict(WARNING if too_many else INFO, float(self.skips.count), limit, text, fix)
 
 
 class LossScale(Rule):
@@ -87,19 +89,20 @@ class LossScale(Rule):
 
     def begin(self) -> None:
         self.skips = _Skips()
-        self.rows, self.settled = 0, self.shared.span(0.05, 10, 100)  # a scale begins high and falls to where it fits
+        # A loss scale begins high and falls until it fits.
+        self.rows, self.settling_steps = 0, self.shared.span(0.05, 10, 100)
 
     def check(self, step: int, row: Row) -> Verdict | None:
         scale, self.rows = row["loss_scale"], self.rows + 1
         fix = f"{self.phase}.precision bf16 or fp32, or {self.phase}.lr lower."
-        if self.rows > self.settled:
+        if self.rows > self.settling_steps:
             self.skips.see(not math.isfinite(row.get("grad_norm", math.inf if row.get("skipped") else 0.0)))
         if scale < self.limits.scale_low:
             text = f"The loss scale fell to {scale:g}: fp16 has no range left for these gradients."
             return Verdict(CRITICAL, scale, self.limits.scale_low, text, fix)
-        if self.skips.row >= 5:
-            text = f"{self.skips.row} steps in a row were skipped at a loss scale of {scale:g}."
-            return Verdict(CRITICAL, float(self.skips.row), 5.0, text, fix)
+        if self.skips.consecutive >= 5:
+            text = f"{self.skips.consecutive} steps in a row were skipped at a loss scale of {scale:g}."
+            return Verdict(CRITICAL, float(self.skips.consecutive), 5.0, text, fix)
         if self.skips.count >= 3 and self.skips.share > self.limits.scale_skipped:
             text = f"{self.skips.share:.1%} of the last {len(self.skips.flags)} steps were skipped at a "
             text += f"loss scale of {scale:g}."
@@ -108,7 +111,7 @@ class LossScale(Rule):
 
 
 class GradientSpike(Rule):
-    """A burst of the gradient norm, judged by its logarithm."""
+    """The gradient norm rises suddenly; judged by its logarithm."""
 
     inputs = ("grad_norm",)
 
@@ -116,8 +119,8 @@ class GradientSpike(Rule):
         norm, history = row["grad_norm"], self.shared.log_norm
         if norm <= 0 or len(history) < MIN_HISTORY or row.get("skipped"):
             return None
-        middle = math.exp(history.median)
-        times, limits = norm / middle, self.limits
+        median = math.exp(history.median)
+        times, limits = norm / median, self.limits
         huge = self.phase == "sft" and norm > limits.gradient_absolute
         if times <= limits.gradient_rise and not huge:
             return None
@@ -125,7 +128,7 @@ class GradientSpike(Rule):
         if z <= limits.gradient_sigma and times <= limits.gradient_warning and not huge:
             return None
         critical = times > limits.gradient_critical or huge
-        text = f"The gradient norm burst to {norm:.3g}, {times:.1f} times the median {middle:.3g} "
+        text = f"The gradient norm burst to {norm:.3g}, {times:.1f} times the median {median:.3g} "
         text += f"({z:.0f} sigma of its logarithm)."
         fix = f"{self.phase}.grad_clip 0.5 or 0.3, {self.phase}.lr lower; a loss spike often follows."
         limit = limits.gradient_critical if critical else limits.gradient_warning
@@ -144,35 +147,37 @@ class GradientBand(Rule):
         # Norms near zero have a rule of their own.
         if len(self.shared.log_norm) < self.need or row["grad_norm"] < self.limits.vanishing_norm:
             return NO_READING
-        middle = math.exp(self.shared.log_norm.median)
+        median = math.exp(self.shared.log_norm.median)
         low, high = self.limits.gradient_low, self.limits.gradient_high
-        if low <= middle <= high:
+        if low <= median <= high:
             return None
-        text = f"The median gradient norm of {len(self.shared.log_norm)} steps is {middle:.3g}, "
+        text = f"The median gradient norm of {len(self.shared.log_norm)} steps is {median:.3g}, "
         text += f"outside {low:g} to {high:g}."
-        if middle > high:
+        if median > high:
             fix = f"{self.phase}.lr lower; {self.phase}.grad_clip hides the real norm."
-            return Verdict(WARNING, middle, high, text, fix)
-        return Verdict(WARNING, middle, low, text, "look for weights that get no gradient, or a loss divided twice.")
+            return Verdict(WARNING, median, high, text, fix)
+        return Verdict(WARNING, median, low, text, "look for weights that get no gradient, or a loss divided twice.")
 
 
 class VanishingGradient(Rule):
     inputs = ("grad_norm",)
 
     def begin(self) -> None:
-        self.need, self.zeros_need = self.shared.span(0.1, 10, 20), self.shared.span(0.1, 5, 10)
-        self.low = self.zeros = 0
+        self.need, self.zeros_needed = self.shared.span(0.1, 10, 20), self.shared.span(0.1, 5, 10)
+        self.low_steps = self.zero_steps = 0
 
     def check(self, step: int, row: Row) -> Verdict | None:
         norm = row["grad_norm"]
-        self.low = self.low + 1 if norm < self.limits.vanishing_norm else 0
-        self.zeros = self.zeros + 1 if norm == 0 else 0
+        self.low_steps = self.low_steps + 1 if norm < self.limits.vanishing_norm else 0
+        self.zero_steps = self.zero_steps + 1 if norm == 0 else 0
         fix = "check the mask of the targets, detached tensors and requires_grad."
-        if self.zeros >= self.zeros_need:
-            text = f"The gradient norm is exactly 0 for {self.zeros} steps: no signal reaches the weights."
+        if self.zero_steps >= self.zeros_needed:
+            text = f"The gradient norm is exactly 0 for {self.zero_steps} steps: no signal reaches the weights."
             return Verdict(CRITICAL, 0.0, self.limits.vanishing_norm, text, fix)
-        if self.low >= self.need:
-            text = f"The gradient norm is {norm:.1e}, for {self.low} steps: hardly any signal reaches the weights."
+        if self.low_steps >= self.need:
+            text = (
+                f"The gradient norm is {norm:.1e}, for {self.low_steps} steps: hardly any signal reaches the weights."
+            )
             return Verdict(WARNING, norm, self.limits.vanishing_norm, text, fix)
         return None
 
@@ -239,13 +244,13 @@ class EmbeddingSpread(_Vital):
     fix = "{phase}.lr lower or {phase}.z_loss 1e-4; a smaller tokenizer.vocab_size if many tokens are rare."
 
     def begin(self) -> None:
-        self.began: list[float] = []
+        self.first_values: list[float] = []
 
     def check(self, step: int, row: Row) -> Verdict | None:
         value, limit = row[self.inputs[0]], self.limits.embedding_spread
-        if len(self.began) < self.first_readings:
-            self.began.append(min(value, 2 * limit))  # more is no way to begin either
-        return super().check(step, row) if value > self.growth * max(self.began) else None
+        if len(self.first_values) < self.first_readings:
+            self.first_values.append(min(value, 2 * limit))  # a run that begins still higher is not normal either
+        return super().check(step, row) if value > self.growth * max(self.first_values) else None
 
 
 class FinalNormGain(_Vital):

@@ -19,22 +19,22 @@ class InitialLoss(Rule):
         if step != 1 or not size:
             return None
         loss, chance = row["loss"], math.log(size)
-        off = loss / chance - 1
+        excess = loss / chance - 1
         if self.phase != "pretrain":
-            if off <= self.limits.initial_loss_warning:
+            if excess <= self.limits.initial_loss_warning:
                 return None
             text = f"Fine-tuning begins with a loss of {loss:.3f}, above chance ({chance:.3f})."
             fix = "check that models/base is the trained model and that its tokenizer made data/sft."
-            return Verdict(WARNING, off, self.limits.initial_loss_warning, text, fix)
-        level, limit = self.level("initial_loss", abs(off))
+            return Verdict(WARNING, excess, self.limits.initial_loss_warning, text, fix)
+        level, limit = self.level("initial_loss", abs(excess))
         if not level:
             return None
         text = f"The first loss is {loss:.3f} where a fresh model scores ln({size}) = {chance:.3f}: "
-        if off < 0:
+        if excess < 0:
             fix = "check the shift of the targets and the document mask."
-            return Verdict(level, off, limit, text + "the input shows the labels.", fix)
+            return Verdict(level, excess, limit, text + "the input shows the labels.", fix)
         text += "the init is too wide, or the loss is wired wrongly."
-        return Verdict(level, off, limit, text, "check the model's init and loss.")
+        return Verdict(level, excess, limit, text, "check the model's init and loss.")
 
 
 class NotLearning(Rule):
@@ -44,7 +44,7 @@ class NotLearning(Rule):
     phases = ("pretrain",)
 
     def begin(self) -> None:
-        self.due = self.shared.plan.warmup_steps + self.shared.span(0.2, 20, 300)
+        self.check_step = self.shared.plan.warmup_steps + self.shared.span(0.2, 20, 300)
         self.start: float | None = None
         self.recent = Window(self.shared.span(0.04, 10, 50))
         self.done = False
@@ -56,7 +56,7 @@ class NotLearning(Rule):
             size = self.shared.plan.vocab_size
             self.start = math.log(size) if size else row["loss"]
         self.recent.add(row["loss"])
-        if step < self.due or len(self.recent) < self.recent.size:
+        if step < self.check_step or len(self.recent) < self.recent.size:
             return None
         self.done = True
         drop = self.start - self.recent.median
@@ -93,8 +93,8 @@ class Plateau(Rule):
         if peak is not None and row["lr"] <= self.limits.plateau_lr_fraction * peak:
             return None
         gain = (before[0] - mean) / before[0] if before[0] else 0.0
-        sure = 2 * math.sqrt(error2 + before[1])
-        if gain >= self.limits.plateau_improvement or before[0] - mean >= sure:
+        significant = 2 * math.sqrt(error2 + before[1])
+        if gain >= self.limits.plateau_improvement or before[0] - mean >= significant:
             return None
         text = f"The mean loss of the last {self.size} steps is {mean:.4f}, after {before[0]:.4f} of those before."
         fix = f"{self.phase}.lr 2-5 times higher or a longer warmup; a smaller {self.phase}.weight_decay; more data."
@@ -107,7 +107,7 @@ class Divergence(Rule):
     inputs = ("loss",)
 
     def begin(self) -> None:
-        self.size = self.alarm.need = self.alarm.of = self.shared.span(0.1, 20, 100)
+        self.size = self.alarm.need = self.alarm.window = self.shared.span(0.1, 20, 100)
         self.recent = Window(self.size)
         self.best: float | None = None
         self.rebased = 0
@@ -169,8 +169,8 @@ class ZeroLoss(Rule):
         if row["loss"] != 0:
             return None
         text = "The loss is 0 in five steps: no token is supervised, or all labels are masked."
-        where = "the mask in data/sft and sft_data.sources" if self.phase == "sft" else "the documents in data/shards"
-        return Verdict(CRITICAL, 0.0, 0.0, text, f"check {where}.")
+        suspect = "the mask in data/sft and sft_data.sources" if self.phase == "sft" else "the documents in data/shards"
+        return Verdict(CRITICAL, 0.0, 0.0, text, f"check {suspect}.")
 
 
 class ConstantLoss(Rule):
@@ -180,17 +180,19 @@ class ConstantLoss(Rule):
 
     def begin(self) -> None:
         self.need = self.shared.span(0.2, 10, 50)
-        self.anchor, self.same = math.nan, 0
+        self.anchor, self.same_count = math.nan, 0
 
     def check(self, step: int, row: Row) -> Verdict | None:
         loss = row["loss"]
         if abs(loss - self.anchor) <= 1e-6 * abs(self.anchor):
-            self.same += 1
+            self.same_count += 1
         else:
-            self.anchor, self.same = loss, 1
-        if self.same < self.need or loss == 0:
+            self.anchor, self.same_count = loss, 1
+        if self.same_count < self.need or loss == 0:
             return None
-        text = f"The loss has been {loss:.6f} for {self.same} steps: a stale batch, or weights that are not updated."
+        text = (
+            f"The loss has been {loss:.6f} for {self.same_count} steps: a stale batch, or weights that are not updated."
+        )
         return Verdict(CRITICAL, loss, 1e-6, text, f"check that {self.phase}.lr is not 0 and that the data differ.")
 
 
@@ -207,7 +209,7 @@ class Overfitting(Rule):
     def check(self, step: int, row: Row) -> Verdict | None:
         score, curve = row["validation"], self.shared.curve
         # A run that went back to a checkpoint validates again.
-        self.scores = [*[old for old in self.scores if old[0] < step][-3:], (step, score)]
+        self.scores = [*[earlier for earlier in self.scores if earlier[0] < step][-3:], (step, score)]
         self.best = min(self.best, score)
         if len(self.scores) < 4:
             return None

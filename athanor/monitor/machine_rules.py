@@ -7,7 +7,7 @@ from athanor.monitor.rule import NO_READING, Row, Rule, Verdict
 from athanor.monitor.statistics import Window
 
 MIB = 2**20
-PARTS = ("time.data_s", "time.forward_backward_s", "time.optimizer_s")
+STEP_PARTS = ("time.data_s", "time.forward_backward_s", "time.optimizer_s")
 WAIT = "cpu.wait_share"  # of the time that the run wanted processors, while others had them
 BUSY = 0.05  # above, the machine is busy, and its speed says nothing about the run
 
@@ -22,12 +22,12 @@ class LearningRate(Rule):
         if plan.rate is None or plan.peak_lr is None:
             return None
         tokens = int(row["tokens"])
-        due = plan.rate(tokens) * row.get("lr_scale", 1.0)
-        error = abs(rate - due)
-        if error <= self.limits.lr_error * due + 1e-6 * plan.peak_lr:
+        expected = plan.rate(tokens) * row.get("lr_scale", 1.0)
+        error = abs(rate - expected)
+        if error <= self.limits.lr_error * expected + 1e-6 * plan.peak_lr:
             return None
-        value = error / max(due, 1e-6 * plan.peak_lr)
-        text = f"The learning rate is {rate:.3g} where the schedule says {due:.3g}"
+        value = error / max(expected, 1e-6 * plan.peak_lr)
+        text = f"The learning rate is {rate:.3g} where the schedule says {expected:.3g}"
         fix = "the rate is a function of the tokens, also after a resume: check what the step was given."
         in_steps = plan.rate(step)
         if abs(rate - in_steps) <= self.limits.lr_error * in_steps and step != tokens:
@@ -46,25 +46,25 @@ class Throughput(Rule):
 
     def begin(self) -> None:
         self.skip, self.size = self.shared.span(0.04, 10, 20), self.shared.span(0.1, 25, 50)
-        self.alarm.need = self.alarm.of = 2 * self.size
+        self.alarm.need = self.alarm.window = 2 * self.size
         self.resumed()
 
     def resumed(self) -> None:
         self.first, self.recent = Window(2 * self.size), Window(self.size)
-        self.seen = 0
-        self.parts: dict[str, tuple[Window, Window]] = {}
+        self.steps_seen = 0
+        self.part_windows: dict[str, tuple[Window, Window]] = {}
 
     def check(self, step: int, row: Row) -> Verdict | None:
-        self.seen += 1
-        if self.seen <= self.skip:
+        self.steps_seen += 1
+        if self.steps_seen <= self.skip:
             return None
         filling = len(self.first) < self.first.size
         self.recent.add(row["tokens_per_second"])
         if filling:
             self.first.add(row["tokens_per_second"])
-        for name in (*PARTS, WAIT):
+        for name in (*STEP_PARTS, WAIT):
             if name in row:
-                start, now = self.parts.setdefault(name, (Window(2 * self.size), Window(self.size // 5)))
+                start, now = self.part_windows.setdefault(name, (Window(2 * self.size), Window(self.size // 5)))
                 now.add(row[name])
                 if filling:
                     start.add(row[name])
@@ -76,11 +76,15 @@ class Throughput(Rule):
             return None
         text = f"The speed is {self.recent.median:,.0f} tokens/s, {share:.0%} of the "
         text += f"{self.first.median:,.0f} at the start"
-        grew = {name: now.median - start.median for name, (start, now) in self.parts.items() if len(start) and len(now)}
-        waiting = self.parts[WAIT][1].median if grew.pop(WAIT, None) is not None else 0.0
-        if grew and max(grew.values()) > 0:
-            name = max(grew, key=lambda part: grew[part])
-            text += f"; {name} grew most, by {1000 * grew[name]:.1f} ms a step"
+        growth = {
+            name: now.median - start.median
+            for name, (start, now) in self.part_windows.items()
+            if len(start) and len(now)
+        }
+        waiting = self.part_windows[WAIT][1].median if growth.pop(WAIT, None) is not None else 0.0
+        if growth and max(growth.values()) > 0:
+            name = max(growth, key=lambda name: growth[name])
+            text += f"; {name} grew most, by {1000 * growth[name]:.1f} ms a step"
         if waiting > BUSY:
             text += f"; it waits for a processor {waiting:.0%} of its time, because other programs have it."
             return Verdict(INFO, share, limit, text, "nothing, or let the other programs end first.")
@@ -89,9 +93,9 @@ class Throughput(Rule):
 
 
 class _Steps:
-    """Readings of a stretch of steps. They may come at every step, or at the steps where the device is looked at."""
+    """Readings of a stretch of steps. They may come at every step, or only at steps that read the device."""
 
-    least = 3  # readings
+    min_readings = 3
 
     def __init__(self, size: int) -> None:
         self.size, self.start = size, 0
@@ -102,28 +106,28 @@ class _Steps:
         if not self.values or step <= self.start:  # later steps come again when a run goes back
             self.start, self.values = step, []
         self.values.append(values)
-        if step - self.start + 1 < self.size or len(self.values) < self.least:
+        if step - self.start + 1 < self.size or len(self.values) < self.min_readings:
             return []
-        done, self.values = self.values, []
-        return done
+        completed, self.values = self.values, []
+        return completed
 
 
 class DataWait(Rule):
     """The share of a step's time that waits for data."""
 
-    inputs = PARTS
+    inputs = STEP_PARTS
 
     def begin(self) -> None:
         self.alarm.calm = 2  # stretches
         self.steps = _Steps(self.shared.span(0.1, 20, 100))
 
     def check(self, step: int, row: Row) -> Verdict | None:
-        seconds = row.get("time.step_s", sum(row[name] for name in PARTS))
-        done = self.steps.add(step, row["time.data_s"], seconds)
-        if not done:
+        seconds = row.get("time.step_s", sum(row[name] for name in STEP_PARTS))
+        readings = self.steps.add(step, row["time.data_s"], seconds)
+        if not readings:
             return NO_READING
-        total = sum(whole for _, whole in done)
-        share = sum(wait for wait, _ in done) / total if total > 0 else 0.0
+        total = sum(step_seconds for _, step_seconds in readings)
+        share = sum(wait for wait, _ in readings) / total if total > 0 else 0.0
         level, limit = self.level("data_wait", share)
         if not level:
             return None
@@ -134,12 +138,12 @@ class DataWait(Rule):
 
 
 class _Growth(Rule):
-    """Memory that grows in each of three stretches in a row, about evenly, by its least value in a stretch."""
+    """Memory that grows in each of three stretches in a row, about evenly; the minimum of a stretch counts."""
 
-    growth: str
-    what: str
+    limit_name: str
+    memory_name: str
     fix: str
-    least = 32 * MIB
+    min_growth_bytes = 32 * MIB
 
     def begin(self) -> None:
         self.steps = _Steps(self.shared.span(0.05, 10, 100))
@@ -147,57 +151,57 @@ class _Growth(Rule):
         self.resumed()
 
     def resumed(self) -> None:
-        self.lows: list[tuple[int, float]] = []  # (step, bytes)
+        self.minima: list[tuple[int, float]] = []  # (step, bytes)
         self.first = True
 
     def check(self, step: int, row: Row) -> Verdict | None:
-        done = self.steps.add(step, row[self.inputs[0]])
-        if not done:
+        readings = self.steps.add(step, row[self.inputs[0]])
+        if not readings:
             return NO_READING
-        low = min(value for (value,) in done)
+        low = min(value for (value,) in readings)
         if self.first:  # the first stretch allocates
             self.first = False
             return None
-        self.lows = [*[old for old in self.lows if old[0] < step][-3:], (step, low)]
-        share, (began, start) = getattr(self.limits, self.growth), self.lows[0]
-        if len(self.lows) < 4 or low - start < self.least:
+        self.minima = [*[earlier for earlier in self.minima if earlier[0] < step][-3:], (step, low)]
+        share, (began, start) = getattr(self.limits, self.limit_name), self.minima[0]
+        if len(self.minima) < 4 or low - start < self.min_growth_bytes:
             return None
-        pairs = [(before, now) for (_, before), (_, now) in zip(self.lows, self.lows[1:], strict=False)]
-        grew = [now - before for before, now in pairs]
+        pairs = [(before, now) for (_, before), (_, now) in zip(self.minima, self.minima[1:], strict=False)]
+        increases = [now - before for before, now in pairs]
         # A jump is no leak: the first validation takes its memory once.
-        if min(grew) < max(grew) / 4 or not all(now > before * (1 + share) for before, now in pairs):
+        if min(increases) < max(increases) / 4 or not all(now > before * (1 + share) for before, now in pairs):
             return None
-        text = f"{self.what} grew three times in a row, from {start / MIB:,.0f} to {low / MIB:,.0f} "
+        text = f"{self.memory_name} grew three times in a row, from {start / MIB:,.0f} to {low / MIB:,.0f} "
         text += f"MiB in {step - began} steps"
         return self.judge(step, Verdict(WARNING, low / start - 1, share, text, self.fix))
 
-    def judge(self, step: int, found: Verdict) -> Verdict:
-        return found._replace(diagnosis=f"{found.diagnosis}.")
+    def judge(self, step: int, verdict: Verdict) -> Verdict:
+        return verdict._replace(diagnosis=f"{verdict.diagnosis}.")
 
 
 class DeviceMemory(_Growth):
     inputs = ("memory.bytes",)
-    growth, what = "memory_growth", "Device memory"
+    limit_name, memory_name = "memory_growth", "Device memory"
     fix = "machine.yaml micro_batch_tokens smaller; a leak ends in a stop that resumes from its checkpoint."
 
 
 class HostMemory(_Growth):
     inputs = ("memory.host_bytes",)
-    growth, what = "host_memory_growth", "Host memory"
+    limit_name, memory_name = "host_memory_growth", "Host memory"
     fix = "machine.yaml workers fewer; file pages that other processes share are no leak."
 
-    def judge(self, step: int, found: Verdict) -> Verdict:
+    def judge(self, step: int, verdict: Verdict) -> Verdict:
         """Critical when it reaches the machine's memory before the run ends."""
         plan = self.shared.plan
         if plan.memory_bytes and plan.total_steps:
-            (began, first), (now, last) = self.lows[0], self.lows[-1]
+            (began, first), (now, last) = self.minima[0], self.minima[-1]
             end = last + (last - first) / (now - began) * (plan.total_steps - step)
             limit = self.limits.host_memory_critical
             if end > limit * plan.memory_bytes:
-                text = f"{found.diagnosis}; at this rate {end / MIB:,.0f} MiB at the end, of "
+                text = f"{verdict.diagnosis}; at this rate {end / MIB:,.0f} MiB at the end, of "
                 text += f"{plan.memory_bytes / MIB:,.0f}."
-                return found._replace(level=CRITICAL, value=end / plan.memory_bytes, threshold=limit, diagnosis=text)
-        return super().judge(step, found)
+                return verdict._replace(level=CRITICAL, value=end / plan.memory_bytes, threshold=limit, diagnosis=text)
+        return super().judge(step, verdict)
 
 
 class CheckpointCost(Rule):
@@ -245,11 +249,11 @@ class DiskRunway(Rule):
 
     def begin(self) -> None:
         self.before = 0.0
-        self.drops = Window(16)  # what a checkpoint costs, as far as free space tells
+        self.drops = Window(16)  # what a checkpoint costs, by the falls of the free space
         self.resumed()
 
     def resumed(self) -> None:
-        self.lows: list[tuple[int, float]] = []  # (step, bytes), of the first block and the last one
+        self.minima: list[tuple[int, float]] = []  # (step, bytes), of the first block and the last one
         self.readings: list[float] = []
 
     def check(self, step: int, row: Row) -> Verdict | None:
@@ -260,22 +264,22 @@ class DiskRunway(Rule):
         self.readings.append(free)
         fix = "athanor slots prune, dvc gc -w, or another disk for .athanor."
         if len(self.drops) > 1 and free < 2 * self.drops.median:
-            each = self.drops.median
-            text = f"{free / MIB:,.0f} MiB are free, less than two more checkpoints of {each / MIB:,.0f} MiB need."
-            return Verdict(CRITICAL, free, 2 * each, text, fix)
+            checkpoint_bytes = self.drops.median
+            text = f"{free / MIB:,.0f} MiB are free, less than two more checkpoints of {checkpoint_bytes / MIB:,.0f} MiB need."
+            return Verdict(CRITICAL, free, 2 * checkpoint_bytes, text, fix)
         if len(self.readings) < self.block:
             return NO_READING
-        self.lows, self.readings = [*self.lows[:1], (step, min(self.readings))], []
-        (began, first), (now, last), total = self.lows[0], self.lows[-1], self.shared.plan.total_steps
-        gone = first - last
-        if total is None or now == began or gone < 0.01 * first:
+        self.minima, self.readings = [*self.minima[:1], (step, min(self.readings))], []
+        (began, first), (now, last), total = self.minima[0], self.minima[-1], self.shared.plan.total_steps
+        used = first - last
+        if total is None or now == began or used < 0.01 * first:
             return None
-        left = last - gone / (now - began) * (total - now)
-        if left >= 0:
+        free_at_end = last - used / (now - began) * (total - now)
+        if free_at_end >= 0:
             return None
-        full = now + int(last * (now - began) / gone)
-        text = f"{free / MIB:,.0f} MiB are free and the disk is full at about step {full} of {total} at this rate."
-        return Verdict(WARNING, free, -left, text, fix)
+        full_step = now + int(last * (now - began) / used)
+        text = f"{free / MIB:,.0f} MiB are free and the disk is full at about step {full_step} of {total} at this rate."
+        return Verdict(WARNING, free, -free_at_end, text, fix)
 
 
 RULES = {

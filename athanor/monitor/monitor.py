@@ -42,9 +42,9 @@ class Monitor:
         self.rules: dict[str, Rule] = {name: rule(self.shared) for name, rule in rules.items()}
         self._step: int | None = None
         self._row: dict[str, float] = {}
-        self._other_data = False
+        self._cooldown_data = False
         self._last_loss = 0
-        self._due: dict[tuple[tuple[str, ...], tuple[str, ...]], list[tuple[str, Rule]]] = {}
+        self._completed_rules: dict[tuple[tuple[str, ...], tuple[str, ...]], list[tuple[str, Rule]]] = {}
 
     def feed(self, row: Mapping[str, float]) -> list[Finding]:
         """Look at a row, or at a piece of one: `step` and numbers."""
@@ -61,10 +61,10 @@ class Monitor:
                 self._row["validation"] = value
             elif name != "step":
                 self._row[name] = value
-        found = [finding for name, rule in self._complete(before) if (finding := self._ask(name, rule, step))]
+        findings = [finding for name, rule in self._complete(before) if (finding := self._check(name, rule, step))]
         if "loss" in row:
             self._enter(step)
-        return found
+        return findings
 
     def resumed(self) -> None:
         """The run was interrupted here; what follows is another process."""
@@ -74,22 +74,22 @@ class Monitor:
     def _rewind(self, step: int) -> None:
         """A step that came already comes again: the run went back to a checkpoint and takes another way."""
         self._step = None
-        self.shared.curve.forget(step)
+        self.shared.curve.drop_from(step)
         self.shared.rebase()
 
     def _complete(self, before: tuple[str, ...]) -> list[tuple[str, Rule]]:
         """Rules whose last missing input came with this piece."""
         key = before, tuple(self._row)
-        if key not in self._due:
-            had, has = set(before), set(self._row)
-            self._due[key] = [
+        if key not in self._completed_rules:
+            inputs_before, inputs_now = set(before), set(self._row)
+            self._completed_rules[key] = [
                 (name, rule)
                 for name, rule in self.rules.items()
-                if has.issuperset(rule.inputs) and not had.issuperset(rule.inputs)
+                if inputs_now.issuperset(rule.inputs) and not inputs_before.issuperset(rule.inputs)
             ]
-        return self._due[key]
+        return self._completed_rules[key]
 
-    def _ask(self, name: str, rule: Rule, step: int) -> Finding | None:
+    def _check(self, name: str, rule: Rule, step: int) -> Finding | None:
         row = self._row
         if rule.finite and not all(math.isfinite(row[each]) for each in rule.inputs):
             return None
@@ -102,7 +102,7 @@ class Monitor:
         level = rule.alarm.see(step, verdict.level, verdict.at_once)
         if not level:
             return None
-        rule.told(step)
+        rule.on_finding(step)
         _, value, threshold, diagnosis, fix, _ = verdict
         return Finding(name, LEVELS[level], step, value, threshold, diagnosis, fix)
 
@@ -110,8 +110,8 @@ class Monitor:
         """Add a step to the history, after every rule saw what was before it."""
         shared, loss, norm = self.shared, self._row["loss"], self._row.get("grad_norm", math.nan)
         start = shared.plan.other_data_step
-        if start is not None and not self._other_data and step > start:
-            self._other_data = True
+        if start is not None and not self._cooldown_data and step > start:
+            self._cooldown_data = True
             if shared.spike is None:
                 shared.rebase()
         if math.isfinite(loss):
@@ -147,7 +147,7 @@ def plan_facts(
 
 
 def plan_of(facts: Mapping[str, Any]) -> Plan:
-    """The plan that an event `training` tells."""
+    """The plan in an event `training`."""
     schedule, batch = Schedule(**facts["schedule"]), facts["batch_tokens"]
     return Plan(
         PHASES[facts["phase"]],
@@ -164,7 +164,7 @@ def plan_of(facts: Mapping[str, Any]) -> Plan:
 
 
 class Reader:
-    """Follows one journal. `stage`: what the run is when its journal tells no plan (rules that need one sleep)."""
+    """Follows one journal. `stage` is the run's stage, for a journal without a plan (rules that need one then sleep)."""
 
     def __init__(self, stage: str, thresholds: Thresholds) -> None:
         self.phase, self.thresholds = PHASES[stage], thresholds
@@ -176,7 +176,7 @@ class Reader:
 
     def line(self, row: Mapping[str, Any]) -> list[Finding]:
         """Take in one journal row; returns what the monitor says to it."""
-        event, found = row.get("event"), []
+        event, findings = row.get("event"), []
         if event == "training" and self.monitor is None:
             self.plan = {key: value for key, value in row.items() if key not in ("t", "event")}
             self.monitor = Monitor(plan_of(self.plan), self.thresholds)
@@ -189,6 +189,6 @@ class Reader:
                 self.monitor = Monitor(Plan(self.phase), self.thresholds)
             self.last_step = max(self.last_step, row["s"])
             numbers = {name: float(value) for name, value in row["m"].items()}
-            found = self.monitor.feed({**numbers, "step": row["s"]})
-            self.findings += found
-        return found
+            findings = self.monitor.feed({**numbers, "step": row["s"]})
+            self.findings += findings
+        return findings

@@ -1,6 +1,6 @@
-"""The form of a rule: inputs it needs, state it keeps, a verdict on each step; and what it knows besides rows.
+"""What a rule is: the inputs it needs, the state it keeps, and a verdict on each step.
 
-That is the run's plan, its thresholds, and statistics that several rules share.
+Besides the rows it knows the run's plan, its thresholds, and statistics that several rules share.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Plan:
 
 @dataclass
 class Spike:
-    """A loss spike that goes on: since when, of which series of losses, and the last of them.
+    """A loss spike that has not ended: its first step, the series of losses it is in, and the latest losses.
 
-    Before it: the median loss `base`, and the noise `sigma` of the logarithm.
+    `base` is the median loss before it, `sigma` the noise of the loss's logarithm.
     """
 
     step: int
@@ -54,7 +54,7 @@ class Spike:
 
 
 def losses_of(row: Mapping[str, float]) -> list[str]:
-    """What tells of the loss of a step: `loss` of all of it, and that of each of its sources where they are told."""
+    """The names of a step's losses: `loss` of the whole batch, and one for each of its sources where they are known."""
     return [name for name in row if name == "loss" or name.startswith("loss.")]
 
 
@@ -70,7 +70,7 @@ class Shared:
         self.log_norm = Window(self.span(0.1, 40, WINDOW))  # natural logarithms: gradient norms are about log-normal
         self.curve = Curve()
         self.spike: Spike | None = None
-        self.speed: float | None = None  # tokens per second of the last step that told it
+        self.speed: float | None = None  # tokens per second of the last step that had it
         self.judging_resume = False  # the first steps after a resume belong to its rules
         self.rebased = 0  # how often the level of the loss was accepted as a new one
 
@@ -93,7 +93,7 @@ class Shared:
 
 
 class Verdict(NamedTuple):
-    """A bad reading. `at_once`: bad enough to be told without seeing it again."""
+    """A bad reading. `at_once`: bad enough for an alarm without a second one."""
 
     level: int
     value: float
@@ -107,7 +107,7 @@ NO_READING = Verdict(0, 0.0, 0.0, "", "")  # a step inside a window: neither goo
 
 
 class Rule:
-    """A rule is asked at each step that has all its `inputs`, and sleeps at others.
+    """A rule looks at each step that has all its `inputs`, and skips the others.
 
     Its state depends on the rows it saw and on nothing else, so a live run and
     its journal give the same findings.
@@ -120,7 +120,7 @@ class Rule:
 
     def __init__(self, shared: Shared) -> None:
         self.shared, self.limits, self.phase = shared, shared.limits, shared.plan.phase
-        # It rests for a share of the run: what lasts is told once, what comes back is told again.
+        # After an alarm it is silent for a share of the run: what lasts is reported once, what comes back again.
         self.alarm = Alarm(*self.agreed, shared.span(0.1, 10, 100), shared.span(0.2, 20, 200))
         self.begin()
 
@@ -129,8 +129,8 @@ class Rule:
 
     def level(self, name: str, value: float, below: bool = False) -> tuple[int, float]:
         """The level of a value by the thresholds of this name, and the one that it broke; level 0 for none."""
-        for level, line in ((CRITICAL, "critical"), (WARNING, "warning")):
-            limit = getattr(self.limits, f"{name}_{line}")
+        for level, suffix in ((CRITICAL, "critical"), (WARNING, "warning")):
+            limit = getattr(self.limits, f"{name}_{suffix}")
             if value < limit if below else value > limit:
                 return level, limit
         return 0, 0.0
@@ -139,8 +139,8 @@ class Rule:
         """A verdict when the step is bad, None when it is fine or history is too short, NO_READING inside a window."""
         raise NotImplementedError
 
-    def told(self, step: int) -> None:
-        """A finding of this rule went out."""
+    def on_finding(self, step: int) -> None:
+        """Called after a finding of this rule was reported."""
 
     def resumed(self) -> None:
         """The process was killed and goes on from a checkpoint."""

@@ -36,13 +36,13 @@ class Window:
 
     @property
     def median(self) -> float:
-        return _middle(self._ordered)
+        return _median_of_sorted(self._ordered)
 
     @property
     def sigma(self) -> float:
         """Scale of the values without regard to outliers; 0 when more than half of them are equal."""
-        middle = self.median
-        return SIGMA * _middle(sorted([abs(value - middle) for value in self._ordered]))
+        center = self.median
+        return SIGMA * _median_of_sorted(sorted([abs(value - center) for value in self._ordered]))
 
     @property
     def sigma_above(self) -> float:
@@ -50,90 +50,91 @@ class Window:
         return (self._ordered[len(self._ordered) * 9 // 10] - self.median) / NINTH_TENTH
 
 
-def _middle(ordered: list[float]) -> float:
+def _median_of_sorted(ordered: list[float]) -> float:
     half, odd = divmod(len(ordered), 2)
     return ordered[half] if odd else (ordered[half - 1] + ordered[half]) / 2
 
 
 def median(values: Iterable[float]) -> float:
-    return _middle(sorted(values))
+    return _median_of_sorted(sorted(values))
 
 
 class Curve:
-    """A smoothed series that can be read at earlier steps, in at most `most` points."""
+    """A smoothed series that can be read at earlier steps, in at most `max_points` points."""
 
-    __slots__ = ("_points", "_steps", "_stride", "_until", "most", "smooth", "value")
+    __slots__ = ("_count", "_points", "_steps", "_stride", "max_points", "smooth", "value")
 
-    def __init__(self, smooth: int = 50, most: int = 512) -> None:
-        self.smooth, self.most = smooth, most
-        self.value, self._until = 0.0, 0
+    def __init__(self, smooth: int = 50, max_points: int = 512) -> None:
+        self.smooth, self.max_points = smooth, max_points
+        self.value, self._count = 0.0, 0
         self._steps: list[int] = []
         self._points: list[float] = []
         self._stride = 1
 
     def add(self, step: int, value: float) -> None:
         """Steps rise; the mean of the first values, then an exponential one of about `smooth`."""
-        self._until += 1
-        self.value += (value - self.value) / min(self._until, self.smooth)
+        self._count += 1
+        self.value += (value - self.value) / min(self._count, self.smooth)
         if self._steps and step < self._steps[-1] + self._stride:
             return
         self._steps.append(step)
         self._points.append(self.value)
-        if len(self._steps) > self.most:
+        if len(self._steps) > self.max_points:
             self._steps, self._points, self._stride = self._steps[::2], self._points[::2], 2 * self._stride
 
-    def forget(self, step: int) -> None:
+    def drop_from(self, step: int) -> None:
         """Drop what is known of `step` and later ones."""
-        place = bisect_left(self._steps, step)
-        del self._steps[place:], self._points[place:]
+        index = bisect_left(self._steps, step)
+        del self._steps[index:], self._points[index:]
 
     def at(self, step: int) -> float | None:
         """The value at the last kept step that is not after `step`."""
-        place = bisect_right(self._steps, step)
-        return self._points[place - 1] if place else None
+        index = bisect_right(self._steps, step)
+        return self._points[index - 1] if index else None
 
 
 class Alarm:
-    """Turns bad readings into news: `need` of the last `of` readings raise it, an event is told once.
+    """Decides when bad readings are reported: `need` of the last `window` readings raise it, and an event is reported once.
 
-    It is told again when it got worse, or when it came back after `calm` good
-    readings in a row and `cooldown` steps since it was last told.
+    It is reported again when it got worse, or when it came back after `calm`
+    good readings in a row and `cooldown` steps since the last report.
     """
 
-    __slots__ = ("_bad", "_counts", "_good", "_last", "_number", "_told", "calm", "cooldown", "need", "of")
+    __slots__ = ("_bad", "_counts", "_good", "_last", "_number", "_reported", "calm", "cooldown", "need", "window")
 
-    def __init__(self, need: int = 1, of: int = 1, calm: int = 100, cooldown: int = 200) -> None:
-        self.need, self.of, self.calm, self.cooldown = need, of, calm, cooldown
-        self._bad: deque[tuple[int, int]] = deque()  # (number of the reading, level) of bad ones among the last `of`
-        self._counts = [0] * 4  # of them, by level
-        self._number = self._told = self._good = 0
+    def __init__(self, need: int = 1, window: int = 1, calm: int = 100, cooldown: int = 200) -> None:
+        self.need, self.window, self.calm, self.cooldown = need, window, calm, cooldown
+        # (number of the reading, level) of the bad ones among the last `window`; and how many there are of each level.
+        self._bad: deque[tuple[int, int]] = deque()
+        self._counts = [0] * 4
+        self._number = self._reported = self._good = 0
         self._last = 0
 
     def see(self, step: int, level: int, at_once: bool = False) -> int:
-        """The level to tell at this reading, 0 for nothing new. `at_once`: no need to see it again."""
+        """The level to report at this reading, 0 for nothing new. `at_once`: one reading is enough."""
         self._number += 1
-        while self._bad and self._bad[0][0] <= self._number - self.of:
+        while self._bad and self._bad[0][0] <= self._number - self.window:
             self._counts[self._bad.popleft()[1]] -= 1
         if not level:
             self._good += 1
-            if self._told and self._good >= self.calm and step - self._last >= self.cooldown:
-                self._told = 0
+            if self._reported and self._good >= self.calm and step - self._last >= self.cooldown:
+                self._reported = 0
             return 0
         self._bad.append((self._number, level))
         self._counts[level] += 1
         self._good = 0
         if not at_once:
             level = self._agreed()
-        if level <= self._told:
+        if level <= self._reported:
             return 0
-        self._told, self._last = level, step
+        self._reported, self._last = level, step
         return level
 
     def _agreed(self) -> int:
         """The highest level that enough of the last readings had at least."""
-        seen = 0
+        readings = 0
         for level in (3, 2, 1):
-            seen += self._counts[level]
-            if seen >= self.need:
+            readings += self._counts[level]
+            if readings >= self.need:
                 return level
         return 0

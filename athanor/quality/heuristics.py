@@ -34,7 +34,7 @@ WEIGHTS = {
     "template": 0.05,
 }
 JUDGED_WORDS = 20  # fewer words score 0
-# What pages say about themselves. Any phrase of a line counts for the line, and once.
+# What pages say about themselves. A line counts once when any of its phrases occurs.
 BOILERPLATE = tuple(
     tuple(line.strip().split(", "))
     for line in """
@@ -67,7 +67,7 @@ def heuristics(texts: Sequence[str], tokens: Tokens, columns: Columns | None = N
     *pages, lorem = _phrases(words)
     template, links = _characters(texts)
     template += lorem
-    kinds = np.sum(pages, axis=0)
+    boilerplate_kinds = np.sum(pages, axis=0)
     per_hundred = 100 * links / np.maximum(count, 1)
     variety = _distinct(words) / np.sqrt(np.maximum(count, 1))
     if columns is None:
@@ -77,14 +77,14 @@ def heuristics(texts: Sequence[str], tokens: Tokens, columns: Columns | None = N
         columns = {"stop_words": language.measure(words)["stop_words"], "top_3gram": repeats.top_share()}
     stop, top = columns["stop_words"], columns["top_3gram"] / 3  # as a share of the trigrams
     return {
-        "diversity": _steps(variety, (2, 0.1), (4, (2, 4, 0.3, 0.7)), (20, (4, 12, 0.8, 1.0)), rest=0.9),
+        "diversity": _steps(variety, (2, 0.1), (4, (2, 4, 0.3, 0.7)), (20, (4, 12, 0.8, 1.0)), otherwise=0.9),
         "sentences": _sentences(layout),
-        "naturalness": _steps(stop, (0.2, 0.3), (0.3, 0.6), (0.6, 1.0), (0.7, 0.7), rest=0.3),
+        "naturalness": _steps(stop, (0.2, 0.3), (0.3, 0.6), (0.6, 1.0), (0.7, 0.7), otherwise=0.3),
         "repetition": np.where(count < 50, 0.7, np.where(top > 0.05, 0.2, np.where(top > 0.02, 0.6, 1.0))),
-        "boilerplate": np.choose(np.minimum((kinds + 1) // 2, 3), [1.0, 0.7, 0.4, 0.1]),
-        "links": _steps(per_hundred, (0.5, 1.0), (2, 0.7), (5, 0.4), rest=0.1),
+        "boilerplate": np.choose(np.minimum((boilerplate_kinds + 1) // 2, 3), [1.0, 0.7, 0.4, 0.1]),
+        "links": _steps(per_hundred, (0.5, 1.0), (2, 0.7), (5, 0.4), otherwise=0.1),
         "length": _steps(
-            count, (50, 0.2), (200, (50, 200, 0.5, 0.8)), (5000, 1.0), (20000, (5000, 20000, 1.0, 0.7)), rest=0.5
+            count, (50, 0.2), (200, (50, 200, 0.5, 0.8)), (5000, 1.0), (20000, (5000, 20000, 1.0, 0.7)), otherwise=0.5
         ),
         "paragraphs": _paragraphs(layout),
         "capitals": np.where(
@@ -106,11 +106,11 @@ def score(texts: Sequence[str], tokens: Tokens, columns: Columns | None = None) 
 Step = tuple[float, float | tuple[float, float, float, float]]
 
 
-def _steps(values: np.ndarray, *steps: Step, rest: float) -> np.ndarray:
+def _steps(values: np.ndarray, *steps: Step, otherwise: float) -> np.ndarray:
     """A piecewise function: the first step whose limit exceeds the value gives a number, or a line from (x0, y0) to (x1, y1)."""
-    out = np.full(len(values), rest)
-    for limit, what in reversed(steps):
-        line = np.interp(values, what[:2], what[2:]) if isinstance(what, tuple) else what
+    out = np.full(len(values), otherwise)
+    for limit, value in reversed(steps):
+        line = np.interp(values, value[:2], value[2:]) if isinstance(value, tuple) else value
         out = np.where(values < limit, line, out)
     return out
 
@@ -119,9 +119,9 @@ def _distinct(words: Words) -> np.ndarray:
     """int64 [texts]: number of different words."""
     texts = np.arange(len(words), dtype=np.uint64)
     keys = np.sort((words.hashes >> np.uint64(20)) | np.repeat(texts << np.uint64(44), words.counts))
-    new = np.ones(len(keys), np.int64)
-    new[1:] = keys[1:] != keys[:-1]
-    return np.diff(prefix_sums(new)[words.offsets])
+    is_new = np.ones(len(keys), np.int64)
+    is_new[1:] = keys[1:] != keys[:-1]
+    return np.diff(prefix_sums(is_new)[words.offsets])
 
 
 _LEXICON = language.Lexicon(phrase for group in (*BOILERPLATE, LOREM) for phrase in group)
@@ -145,13 +145,13 @@ def _characters(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         links[number] = text.count("://")
         if "@" in text:
             starts = (match.start() for match in _AT_HOST.finditer(text))
-            links[number] += sum(text[at - 1 : at].isalnum() for at in starts)
+            links[number] += sum(text[position - 1 : position].isalnum() for position in starts)
     return template, links
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """Counts for each text, int64 [texts]. A word is here a run between white space."""
+    """Counts for each text, int64 [texts]. Here a word is a run of characters between white space."""
 
     words: np.ndarray
     sentences: np.ndarray  # of at least one word; they end at . ! ? before white space, and at a blank line
@@ -161,43 +161,45 @@ class _Layout:
     capital_lines: np.ndarray  # of those: begin with A-Z or a digit
 
 
-_SOLID = ~np.isin(np.arange(256), list(b" \t\n\r\x0b\x0c"))
+_VISIBLE = ~np.isin(np.arange(256), list(b" \t\n\r\x0b\x0c"))
 _ENDS = np.isin(np.arange(256), list(b".!?"))
 _CAPITAL = np.isin(np.arange(256), list(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"))
 
 
 def _layout(texts: Sequence[str]) -> _Layout:
     encoded = [text.encode() for text in texts]
-    data = np.frombuffer(b"\n\n".join([*encoded, b""]), np.uint8)  # a blank line parts the texts
+    data = np.frombuffer(b"\n\n".join([*encoded, b""]), np.uint8)  # a blank line separates the texts
     text_ends = np.cumsum([len(item) + 2 for item in encoded], dtype=np.int64)
-    solid = _SOLID[data]
-    begins = solid.copy()
-    begins[1:] &= ~solid[:-1]
-    starts = np.flatnonzero(begins)  # of words
-    lasts = np.flatnonzero(solid[:-1] & ~solid[1:])  # of words; the data end with a newline, so there are as many
+    visible = _VISIBLE[data]
+    is_word_start = visible.copy()
+    is_word_start[1:] &= ~visible[:-1]
+    starts = np.flatnonzero(is_word_start)  # of words
+    word_ends = np.flatnonzero(visible[:-1] & ~visible[1:])  # as many as starts, because the data end with a newline
     newlines = np.flatnonzero(data == 10)
     # Words up to each line end: a line is blank when it adds none.
     ends = np.searchsorted(starts, newlines)
     before = np.concatenate([[0], ends[:-1]])
-    full = np.flatnonzero(ends > before)
-    opens = np.concatenate([[True], full[1:] != full[:-1] + 1]) if len(full) else np.zeros(0, bool)
-    line_owner = np.searchsorted(text_ends, newlines[full], "right")
-    first, last = starts[before[full]], lasts[ends[full] - 1]
-    long = last - first + 1 > 10
-    texts_ = len(texts)
+    nonblank = np.flatnonzero(ends > before)
+    starts_paragraph = (
+        np.concatenate([[True], nonblank[1:] != nonblank[:-1] + 1]) if len(nonblank) else np.zeros(0, bool)
+    )
+    line_owner = np.searchsorted(text_ends, newlines[nonblank], "right")
+    first, last = starts[before[nonblank]], word_ends[ends[nonblank] - 1]
+    is_long = last - first + 1 > 10
+    text_count = len(texts)
 
-    closes = _ENDS[data[lasts]]  # words that end a sentence
-    closes[ends[full[np.concatenate([opens[1:], [True]])]] - 1 if len(full) else []] = True
-    stops = np.flatnonzero(closes)
-    sizes = np.diff(stops, prepend=-1)
-    owner = np.searchsorted(text_ends, starts[stops], "right")
+    ends_sentence = _ENDS[data[word_ends]]  # words that end a sentence
+    ends_sentence[ends[nonblank[np.concatenate([starts_paragraph[1:], [True]])]] - 1 if len(nonblank) else []] = True
+    sentence_ends = np.flatnonzero(ends_sentence)
+    sizes = np.diff(sentence_ends, prepend=-1)
+    owner = np.searchsorted(text_ends, starts[sentence_ends], "right")
     return _Layout(
         words=np.diff(np.searchsorted(starts, text_ends), prepend=0),
-        sentences=np.bincount(owner, minlength=texts_),
-        squares=np.bincount(owner, sizes.astype(np.float64) ** 2, minlength=texts_).astype(np.int64),
-        paragraphs=np.bincount(line_owner[opens], minlength=texts_),
-        long_lines=np.bincount(line_owner[long], minlength=texts_),
-        capital_lines=np.bincount(line_owner[long & _CAPITAL[data[first]]], minlength=texts_),
+        sentences=np.bincount(owner, minlength=text_count),
+        squares=np.bincount(owner, sizes.astype(np.float64) ** 2, minlength=text_count).astype(np.int64),
+        paragraphs=np.bincount(line_owner[starts_paragraph], minlength=text_count),
+        long_lines=np.bincount(line_owner[is_long], minlength=text_count),
+        capital_lines=np.bincount(line_owner[is_long & _CAPITAL[data[first]]], minlength=text_count),
     )
 
 
@@ -206,7 +208,7 @@ def _sentences(layout: _Layout) -> np.ndarray:
     count = np.maximum(layout.sentences, 1)
     mean = layout.words / count
     deviation = np.sqrt(np.maximum(layout.squares / count - mean**2, 0.0))
-    size = _steps(mean, (5, 0.3), (10, 0.6), (np.nextafter(50, 51), 1.0), rest=0.5)
+    size = _steps(mean, (5, 0.3), (10, 0.6), (np.nextafter(50, 51), 1.0), otherwise=0.5)
     return np.where(layout.sentences < 2, 0.3, 0.6 * size + 0.4 * np.minimum(deviation / 8, 1.0))
 
 

@@ -56,7 +56,7 @@ OTHERS = {
 
 
 class Lexicon:
-    """The words of some texts, looked up for a whole batch at once.
+    """Finds the words of some texts in a whole batch at once.
 
     A table of 2^16 entries gives the one word that a hash may mean, which is
     then compared: several times as fast as a binary search for each word.
@@ -138,9 +138,9 @@ def measure(words: Words) -> dict[str, np.ndarray]:
     english = share(_ENGLISH)
     lead = np.max([share(flags) for flags in _OTHERS], axis=0) - english
     # A share among a handful of words means nothing: short texts are taken as ordinary.
-    few = words.counts < JUDGED_WORDS
+    too_short = words.counts < JUDGED_WORDS
     counts = {name: occurrences(words, positions, known, phrases) for name, phrases in _PHRASES.items()}
-    return {"stop_words": np.where(few, 1.0, english), "foreign_lead": np.where(few, 0.0, lead), **counts}
+    return {"stop_words": np.where(too_short, 1.0, english), "foreign_lead": np.where(too_short, 0.0, lead), **counts}
 
 
 def occurrences(
@@ -149,11 +149,13 @@ def occurrences(
     """float64 [texts]: occurrences of any of the phrases; `known` are the indices of the words at `positions`."""
     starts = []
     for phrase in phrases:
-        at = np.flatnonzero(known == phrase[0])
+        matches = np.flatnonzero(known == phrase[0])
         for step, index in enumerate(phrase[1:], 1):
-            at = at[at + step < len(known)]
-            at = at[(known[at + step] == index) & (positions[at + step] == positions[at] + step)]
-        owner = np.searchsorted(words.offsets, positions[at], "right")
-        ends = positions[at] + len(phrase)
+            matches = matches[matches + step < len(known)]
+            matches = matches[
+                (known[matches + step] == index) & (positions[matches + step] == positions[matches] + step)
+            ]
+        owner = np.searchsorted(words.offsets, positions[matches], "right")
+        ends = positions[matches] + len(phrase)
         starts.append(owner[ends <= words.offsets[owner]] - 1)
     return np.bincount(np.concatenate(starts), minlength=len(words)).astype(np.float64)

@@ -46,7 +46,7 @@ BUCKETS = 1 << BITS
 SCHEME = "words.tokenise-1/uni+bigram/2^18"  # another scheme's weights mean nothing here
 # Shares are about 1/1000 each; in this unit the regularisation has the size one is used to.
 UNIT = 100.0
-LARGEST = 32767  # of a weight, in steps
+MAX_WEIGHT = 32767  # of a weight, in steps
 
 
 # The words of several texts and, apart, their pairs, with the buckets (int64) in the place of the hashes.
@@ -107,7 +107,7 @@ class Linear:
     @staticmethod
     def quantised(weights: np.ndarray, scale: float, bias: float) -> Linear:
         """From real weights [BUCKETS]; the loss of digits is below 2^-16 of the largest weight."""
-        step = max(float(np.abs(weights).max()), 1e-12) / LARGEST
+        step = max(float(np.abs(weights).max()), 1e-12) / MAX_WEIGHT
         return Linear(np.rint(weights / step).astype(np.int64), scale * step, bias)
 
 
@@ -165,12 +165,12 @@ def load_linear(folder: Path, name: str, facts: Mapping[str, Any]) -> Linear:
 
 def save(folder: Path, models: Mapping[str, Linear], facts: Mapping[str, Mapping[str, Any]]) -> None:
     """Write `<name>.npy` for each model and classifiers.json, with further `facts` by name of the model."""
-    described: Facts = {"scheme": SCHEME, "buckets": BUCKETS}
+    content: Facts = {"scheme": SCHEME, "buckets": BUCKETS}
     for name, model in models.items():
         out = io.BytesIO()
         np.save(out, model.weights.astype(np.float32), allow_pickle=False)
         write_bytes(folder / f"{name}.npy", out.getvalue())
-        described[name] = {"scale": model.scale, "bias": model.bias, **facts[name]}
-    described["quality_score"] = {"quality_classifier": CLASSIFIER_SHARE, "quality_heuristics": HEURISTICS_SHARE}
-    described["heuristics"] = heuristics.WEIGHTS
-    write_json(folder / FILE, described)
+        content[name] = {"scale": model.scale, "bias": model.bias, **facts[name]}
+    content["quality_score"] = {"quality_classifier": CLASSIFIER_SHARE, "quality_heuristics": HEURISTICS_SHARE}
+    content["heuristics"] = heuristics.WEIGHTS
+    write_json(folder / FILE, content)

@@ -16,14 +16,14 @@ def consecutive_repeats(words: Words) -> np.ndarray:
     words later, (r - 1) * n words long.
     """
     texts = len(words)
-    # A value that occurs nowhere else parts the texts, so that no stretch crosses from one into the next.
-    parted = np.insert(words.hashes, words.offsets[1:], splitmix64(21, texts))
+    # A value that occurs nowhere else separates the texts, so that no stretch crosses from one into the next.
+    separated = np.insert(words.hashes, words.offsets[1:], splitmix64(21, texts))
     ends = words.offsets[1:] + np.arange(texts)  # place of each parting value
     max_repeats = np.minimum(words.counts, 1)
     for period in PERIODS:
-        if len(parted) <= period:
+        if len(separated) <= period:
             break
-        breaks = np.flatnonzero(parted[period:] != parted[:-period])
+        breaks = np.flatnonzero(separated[period:] != separated[:-period])
         stretch = np.diff(breaks) - 1
         long = np.flatnonzero(stretch >= period)
         owner = np.searchsorted(ends, breaks[long] + 1)
@@ -68,14 +68,14 @@ class Repeats:
         order = _grouped(keys)
         equal = np.zeros(len(order) + 1, bool)  # to the one before; never so for the first and for the end
         equal[1:-1] = keys[order[1:]] == keys[order[:-1]]
-        inside = equal[:-1] | equal[1:]
-        first = np.flatnonzero(inside & ~equal[:-1])
+        is_repeated = equal[:-1] | equal[1:]
+        first = np.flatnonzero(is_repeated & ~equal[:-1])
         self._size = size
         self._repeat_starts = starts[order[equal[:-1]]]
-        self._counts = np.diff(np.append(np.searchsorted(np.flatnonzero(inside), first), inside.sum()))
+        self._counts = np.diff(np.append(np.searchsorted(np.flatnonzero(is_repeated), first), is_repeated.sum()))
         self._owners = np.searchsorted(self._words.offsets, starts[order[first]], "right") - 1
         # In the order of the text again: a gather in the order of the sort would be slow.
-        surviving = np.sort(order[inside])
+        surviving = np.sort(order[is_repeated])
         self._starts, self._keys = starts[surviving], keys[surviving]
 
     def duplicate_share(self) -> np.ndarray:
@@ -90,23 +90,23 @@ class Repeats:
     def top_share(self) -> np.ndarray:
         """float64 [texts]: the share of words taken by the most frequent n-gram; 0 if it occurs less than thrice."""
         top = np.zeros(len(self._words), np.int64)
-        often = self._counts >= 3
-        np.maximum.at(top, self._owners[often], self._counts[often])
+        is_frequent = self._counts >= 3
+        np.maximum.at(top, self._owners[is_frequent], self._counts[is_frequent])
         return np.minimum(top * self._size / np.maximum(self._words.counts, 1), 1.0)
 
 
 def _grouped(keys: np.ndarray) -> np.ndarray:
     """int64 [keys]: an order in which equal keys are neighbours, those of a key in ascending order.
 
-    The place of a key is put into its low bits and the whole is sorted, which
+    The index of a key is put into its low bits and the result is sorted, which
     is several times faster than a stable argsort. Different keys that agree in
-    the high bits may then mingle; that is seen, and sorted properly.
+    the high bits may then be mixed up; that is detected, and sorted properly.
     """
     bits = np.uint64(max(len(keys) - 1, 1).bit_length())
-    low = (np.uint64(1) << bits) - np.uint64(1)
-    packed = (keys & ~low) | np.arange(len(keys), dtype=np.uint64)
+    index_mask = (np.uint64(1) << bits) - np.uint64(1)
+    packed = (keys & ~index_mask) | np.arange(len(keys), dtype=np.uint64)
     packed.sort()
-    order = (packed & low).astype(np.int64)
+    order = (packed & index_mask).astype(np.int64)
     ordered = keys[order]
-    mingled = ((packed[1:] ^ packed[:-1]) <= low) & (ordered[1:] != ordered[:-1])
-    return np.argsort(keys, kind="stable") if mingled.any() else order
+    collided = ((packed[1:] ^ packed[:-1]) <= index_mask) & (ordered[1:] != ordered[:-1])
+    return np.argsort(keys, kind="stable") if collided.any() else order

@@ -1,8 +1,8 @@
 """The choices of a run: made once from the hardware profile, then kept with its checkpoints.
 
-The first process that asks leaves `choices.json` in the run's slot. A later
-one reads it, so that a run goes on as it began although the profile is new. A
-run that goes on from a trunk takes over the trunk's.
+The first process writes `choices.json` into the run's slot. A later one reads
+it, so that a run goes on as it began even if the profile has changed. A run
+that goes on from a trunk takes over the trunk's choices.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from athanor.base.artifacts import canonical_json, read_json
 from athanor.base.errors import InputError
 from athanor.hardware import profile as profiles
-from athanor.hardware.policy import AUTO, Asked, resolve
+from athanor.hardware.policy import AUTO, Requested, resolve
 from athanor.model import gpu_family
 from athanor.model.config import ModelConfig
 from athanor.model.device import prepare
@@ -44,7 +44,7 @@ def chosen(
     total_tokens: int,
     world: World = SINGLE,
 ) -> Choices:
-    """How this run works here; told in its facts. `slots`: its own, then the trunk's if it has one.
+    """The resolved settings of this run on this machine, also added to its facts. `slots`: its own, then the trunk's.
 
     In a world of several processes the main one chooses, for all of them.
     """
@@ -52,25 +52,25 @@ def chosen(
     decided = None
     if world.main:
         folders = [slot.path for slot in slots if slot is not None]
-        choices, why = choose(folders, config, precision, batch_tokens, total_tokens // batch_tokens)
-        decided = {"choices": dataclasses.asdict(choices), "why": why}
+        choices, reasons = choose(folders, config, precision, batch_tokens, total_tokens // batch_tokens)
+        decided = {"choices": dataclasses.asdict(choices), "why": reasons}
     decided = world.broadcast_object(decided)
-    choices, why = Choices(**decided["choices"]), decided["why"]
+    choices, reasons = Choices(**decided["choices"]), decided["why"]
     chosen_values = dataclasses.asdict(choices)
     if world.main and without_effect(choices.precision, prepare(machine().device, machine().threads)):
         run.note(f"precision {choices.precision}: this processor multiplies in fp32 all the same, so nothing is gained")
-    run.fact(choices=", ".join(f"{name} {value}" for name, value in chosen_values.items()), choices_why=str(why))
+    run.fact(choices=", ".join(f"{name} {value}" for name, value in chosen_values.items()), choices_why=str(reasons))
     return choices
 
 
 def choose(
     folders: Sequence[Path], config: ModelConfig, precision: str, batch_tokens: int, steps: int
 ) -> tuple[Choices, dict[str, str]]:
-    """Choices and reasons: what was set, else what the first of `folders` that knows has, else the profile's."""
+    """Choices and reasons: what is set, else the first record in `folders`, else what the profile suggests."""
     local, root = machine(), anchor()
     device = prepare(local.device, local.threads)
-    kept = next((record for record in map(_kept, folders) if record is not None), None)
-    asked = Asked(
+    saved = next((record for record in map(_read_record, folders) if record is not None), None)
+    requested = Requested(
         precision=precision,
         attention=local.attention,
         compile=local.compile,
@@ -81,61 +81,63 @@ def choose(
         replicas=replica_count(config, device),
         threads=local.threads,
     )
-    if kept is not None:
-        choices, why = _as_kept(asked, kept, device.type)
+    if saved is not None:
+        choices, reasons = _with_explicit(requested, saved, device.type)
         if choices is not None:
-            _leave(folders, kept)
-            return choices, why
-        asked = dataclasses.replace(asked, precision=kept["choices"]["precision"] if precision == AUTO else precision)
+            _save_record(folders, saved)
+            return choices, reasons
+        requested = dataclasses.replace(
+            requested, precision=saved["choices"]["precision"] if precision == AUTO else precision
+        )
     profile = profiles.load(root, profiles.fingerprint(config, device, local.threads))
-    known = profile
-    if profile is None and asked.precision == AUTO and device.type != "cpu":
+    stored_profile = profile
+    if profile is None and requested.precision == AUTO and device.type != "cpu":
         from athanor.hardware import measure
 
         profile = measure.quick(config, device, batch_tokens)
-    found = gpu_family.identify(device)
-    choices, why = resolve(asked, found, config, profile, available_bytes(device))
+    architecture = gpu_family.identify(device)
+    choices, reasons = resolve(requested, architecture, config, profile, available_bytes(device))
     record = {
         "device": device.type,
-        "profile": None if known is None else profiles.short(known),
+        "profile": None if stored_profile is None else profiles.short_digest(stored_profile),
         "choices": dataclasses.asdict(choices),
-        "why": why,
+        "why": reasons,
     }
-    if kept is not None:
-        return choices, why
-    _leave(folders, record)
-    first = _kept(folders[0]) or record  # of two processes that began at once, one was first
-    return Choices(**first["choices"]), first["why"]
+    if saved is not None:
+        return choices, reasons
+    _save_record(folders, record)
+    earliest = _read_record(folders[0]) or record  # of two processes that began at once, one was first
+    return Choices(**earliest["choices"]), earliest["why"]
 
 
-def _as_kept(asked: Asked, kept: dict[str, Any], device: str) -> tuple[Choices | None, dict[str, str]]:
-    """Kept choices, with what is set by hand put above them; None where they were made for another device."""
-    if kept["device"] != device:
+def _with_explicit(requested: Requested, saved: dict[str, Any], device: str) -> tuple[Choices | None, dict[str, str]]:
+    """The saved choices, overridden by what is set explicitly; None where they were made for another device."""
+    if saved["device"] != device:
         return None, {}
-    choices = Choices(**kept["choices"])
-    by_hand = asked.by_hand()
-    why = {name: "as when the run began" for name in kept["choices"]} | dict.fromkeys(by_hand, "as set")
-    return dataclasses.replace(choices, **by_hand), why
+    choices = Choices(**saved["choices"])
+    explicit = requested.explicit()
+    reasons = {name: "as when the run began" for name in saved["choices"]} | dict.fromkeys(explicit, "as set")
+    return dataclasses.replace(choices, **explicit), reasons
 
 
-def _kept(folder: Path) -> dict[str, Any] | None:
-    """The record of a slot; None where there is none, or one that other code made in another form."""
+def _read_record(folder: Path) -> dict[str, Any] | None:
+    """The record of a slot; None where there is none, or one in the form of another version of the code."""
     try:
         record = read_json(folder / FILE)
     except InputError:
         return None
     names = {field.name for field in dataclasses.fields(Choices)}
-    known = isinstance(record, dict) and "device" in record and set(record.get("choices", ())) == names
-    return record if known else None
+    valid = isinstance(record, dict) and "device" in record and set(record.get("choices", ())) == names
+    return record if valid else None
 
 
-def _leave(folders: Sequence[Path], record: dict[str, Any]) -> None:
-    """Write the record where there is none yet, whole or not at all."""
+def _save_record(folders: Sequence[Path], record: dict[str, Any]) -> None:
+    """Write the record atomically to each folder that has none yet."""
     for folder in folders:
         for tries_left in (2, 1, 0):
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                if _kept(folder) is None:
+                if _read_record(folder) is None:
                     _write(folder, record)
                 break
             except (FileNotFoundError, FileExistsError):  # `athanor slots prune` may have taken the folder away
@@ -153,7 +155,7 @@ def _write(folder: Path, record: dict[str, Any]) -> None:
         try:
             os.link(temporary, folder / FILE)
         except OSError:  # a file system without links, or a record that is not understood
-            if _kept(folder) is None:
+            if _read_record(folder) is None:
                 os.replace(temporary, folder / FILE)
     finally:
         with contextlib.suppress(FileNotFoundError):

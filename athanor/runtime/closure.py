@@ -31,7 +31,7 @@ TEMPLATING = ("foreach", "matrix")
 
 
 def graphs(root: Path) -> list[Path]:
-    """dvc.yaml, and the files of side stages, of which DVC hears only while a command runs one of them."""
+    """dvc.yaml, and the files of side stages, which DVC sees only while a command runs one of them."""
     sides = [path for folder in (SIDE, FOREIGN) for path in sorted((root / folder).glob("*.yaml"))]
     return [root / "dvc.yaml", *(path for path in sides if path.name != "dvc.yaml")]
 
@@ -69,14 +69,14 @@ def closure(root: Path, module: str) -> list[str]:
 
     Package `__init__` files count when they are not empty.
     """
-    seen: set[str] = set()
+    visited: set[str] = set()
     files: set[str] = set()
     queue = [module]
     while queue:
         name = queue.pop()
-        if name in seen or name == CUT or name.startswith(CUT + "."):
+        if name in visited or name == CUT or name.startswith(CUT + "."):
             continue
-        seen.add(name)
+        visited.add(name)
         path = module_path(root, name)
         if path is None:
             raise AthanorError("no such module", where=name)
@@ -84,8 +84,10 @@ def closure(root: Path, module: str) -> list[str]:
         if path.name != "__init__.py" or text.strip():
             files.add(path.relative_to(root).as_posix())
         queue += imports(root, name, ast.parse(text))
-        parts = name.split(".")
-        queue += [".".join(parts[:i]) for i in range(1, len(parts)) if module_path(root, ".".join(parts[:i]))]
+        components = name.split(".")
+        queue += [
+            ".".join(components[:i]) for i in range(1, len(components)) if module_path(root, ".".join(components[:i]))
+        ]
     return sorted(files)
 
 
@@ -139,9 +141,14 @@ def is_code(dep: str) -> bool:
 
 def code_deps(files: Iterable[str], declared: Iterable[str]) -> list[str]:
     """The dependencies that hold the files of a closure: folders of the library, or files where `declared` has them so."""
-    named = set(declared)
+    declared_paths = set(declared)
     folders = {file: "/".join(PurePosixPath(file).parts[:2]) for file in files}
-    return sorted({file if file in named and folder not in named else folder for file, folder in folders.items()})
+    return sorted(
+        {
+            file if file in declared_paths and folder not in declared_paths else folder
+            for file, folder in folders.items()
+        }
+    )
 
 
 def compare(root: Path, fix: bool = False) -> list[str]:
@@ -153,12 +160,12 @@ def compare(root: Path, fix: bool = False) -> list[str]:
     used: dict[str, set[str]] = {}
     differences = [problem for path in graphs(root) for problem in _compare(root, path, fix, used)]
     for folder, files in sorted(used.items()):
-        idle = {
+        unused = {
             file for path in (root / folder).rglob("*.py") if (file := path.relative_to(root).as_posix()) not in files
         }
         differences += [
             f"{folder}: no stage that depends on it uses {file}"
-            for file in sorted(idle)
+            for file in sorted(unused)
             if (root / file).stat().st_size
         ]
     return differences
@@ -171,54 +178,54 @@ def _compare(root: Path, path: Path, fix: bool, used: dict[str, set[str]]) -> li
     yaml.width = 120
     yaml.indent(mapping=2, sequence=4, offset=2)
     graph: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"))
-    found = []
+    differences = []
     for name, stage in graph["stages"].items():
         files = closure(root, stage_module(stage["cmd"]))
         deps = list(stage.get("deps", []))
         declared = [dep for dep in deps if is_code(dep)]
         expected = code_deps(files, declared)
-        found += [f"{name}: missing code dependency {dep}" for dep in expected if dep not in declared]
-        found += [f"{name}: superfluous code dependency {dep}" for dep in declared if dep not in expected]
+        differences += [f"{name}: missing code dependency {dep}" for dep in expected if dep not in declared]
+        differences += [f"{name}: superfluous code dependency {dep}" for dep in declared if dep not in expected]
         for dep in expected:
             if (root / dep).is_dir():
                 used.setdefault(dep, set()).update(file for file in files if file.startswith(f"{dep}/"))
         if fix:
             stage["deps"] = [dep for dep in deps if not is_code(dep)] + expected
-    if fix and found:
+    if fix and differences:
         import io
 
         out = io.StringIO()
         yaml.dump(graph, out)
         write_text(path, out.getvalue())
-    return found
+    return differences
 
 
 def problems(root: Path) -> list[str]:
     """Broken rules of dvc.yaml, and of side stages' files, in words; empty when there are none."""
     main, *sides = graphs(root)
-    found = _problems(read_yaml(main))
+    messages = _problems(read_yaml(main))
     for path in sides:
         graph, name = read_yaml(path), path.relative_to(root).as_posix()
-        found += [f"{name}: {text}" for text in _problems(graph)]
-        found += [
+        messages += [f"{name}: {text}" for text in _problems(graph)]
+        messages += [
             f"{name}: {stage}: works in {declared.get('wdir', path.parent.name)}. Fix: wdir: .."
             for stage, declared in graph["stages"].items()
             if declared.get("wdir") != ".."
         ]
-    return found
+    return messages
 
 
 def _problems(graph: Mapping[str, Any]) -> list[str]:
     stages: dict[str, Any] = graph["stages"]
-    found = [f"{where}: ${{}} hides a parameter in the graph. Fix: write the value" for where in templated(graph)]
+    messages = [f"{where}: ${{}} hides a parameter in the graph. Fix: write the value" for where in templated(graph)]
     if "vars" in graph:
-        found.append("vars: templating hides a parameter in the graph. Fix: write the values")
+        messages.append("vars: templating hides a parameter in the graph. Fix: write the values")
     needed = {dep for stage in stages.values() for dep in stage.get("deps", [])}
     for name, stage in stages.items():
-        found += [f"{name}: {key} hides stages. Fix: write each of them" for key in TEMPLATING if key in stage]
+        messages += [f"{name}: {key} hides stages. Fix: write each of them" for key in TEMPLATING if key in stage]
         if not any(key in stage for key in TEMPLATING):
-            found += [f"{name}: {text}" for text in (*command(stage), *code(stage), *outputs(stage, needed))]
-    return found
+            messages += [f"{name}: {text}" for text in (*command(stage), *code(stage), *outputs(stage, needed))]
+    return messages
 
 
 def templated(value: Any, where: str = "") -> Iterator[str]:
@@ -242,7 +249,7 @@ def command(stage: Mapping[str, Any]) -> Iterator[str]:
 
 
 def code(stage: Mapping[str, Any]) -> Iterator[str]:
-    """Of code, a stage depends on files and on folders of the library: more would make it stale by what it does not use."""
+    """A stage's code dependencies are files, or folders of the library: more would make it stale by what it does not use."""
     for dep in stage.get("deps", []):
         parts = PurePosixPath(dep).parts  # nothing for the repository itself
         if not parts or (is_code(dep) and len(parts) < 2 and not dep.endswith(".py")):
@@ -287,11 +294,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="check the code dependencies and other rules of dvc.yaml")
     parser.add_argument("--fix", action="store_true", help="rewrite the code dependencies")
     args = parser.parse_args()
-    rules = problems(Path.cwd())  # no rewriting mends these
-    differ = compare(Path.cwd(), args.fix) if not rules else []
-    for line in rules or differ:
-        print(("fixed: " if args.fix and differ else "") + line)
-    return 1 if rules or (differ and not args.fix) else 0
+    broken_rules = problems(Path.cwd())  # no rewriting mends these
+    differences = compare(Path.cwd(), args.fix) if not broken_rules else []
+    for line in broken_rules or differences:
+        print(("fixed: " if args.fix and differences else "") + line)
+    return 1 if broken_rules or (differences and not args.fix) else 0
 
 
 if __name__ == "__main__":

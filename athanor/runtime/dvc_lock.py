@@ -1,4 +1,4 @@
-"""dvc.lock, read and kept: DVC writes the file anew in place, so a kill meanwhile leaves it empty or torn.
+"""Reads dvc.lock and keeps copies of it: DVC rewrites the file in place, so a kill during that leaves it empty or torn.
 
 DVC (3.67.1) opens the file with truncation and then dumps into it, after each stage. Every stage keeps a copy when it
 begins, which is a moment when DVC is not writing. Only a file that DVC itself cannot read is ever replaced by it.
@@ -38,18 +38,18 @@ POLL_SECONDS = 0.2  # dvc needs longer than that to start and read the file
 
 
 def stages(path: Path) -> dict[str, Any]:
-    """What a dvc.lock has of each stage, nothing where the file is missing; InputError when DVC could not read it."""
+    """The entry of each stage in a dvc.lock, none where the file is missing; InputError when DVC could not read it."""
     if not path.is_file():
         return {}
     data = path.read_bytes()
-    found = _parsed(data)
-    if found is None:
+    entries = _parsed(data)
+    if entries is None:
         if _conflict(data):
             fix = f"git checkout --ours {LOCK}, then run dvc repro"
             raise InputError("has the marks of a Git conflict", where=str(path), fix=fix)
         what = "is empty" if not data.strip() else "is torn"
         raise InputError(f"{what}: DVC was killed while it wrote this file", where=str(path), fix=FIX)
-    return found
+    return entries
 
 
 def outputs(path: Path) -> dict[str, str]:
@@ -66,7 +66,7 @@ def torn(root: Path) -> Iterator[Path]:
 
 
 def keep(root: Path) -> None:
-    """Copy what is whole, for a time when it is not."""
+    """Copy each lock file that is not torn, to restore it from when it is."""
     for path in files(root):
         copy = _copy(root, path)
         if path.is_file() and (data := path.read_bytes()) and _parsed(data) is not None:
@@ -80,83 +80,85 @@ def mend(root: Path) -> list[str]:
     Without a copy the file is removed: DVC then takes the results of all stages from its run-cache. A torn list of
     DVC's locks is removed, too.
     """
-    lock, done = root / GUARD, []
+    lock, repairs = root / GUARD, []
     # Not made where it is missing: for DVC's other kind of lock (core.hardlink_lock) the file itself is the lock.
     with try_lock(lock) if lock.exists() else nullcontext(True) as free:
         for path in torn(root) if free else ():
             name, copy = path.relative_to(root), _copy(root, path)
             if copy.is_file():
                 write_bytes(path, copy.read_bytes())
-                done.append(f"{name} was torn by a kill; the copy from before is back")
+                repairs.append(f"{name} was torn by a kill; the copy from before is back")
             else:
                 path.unlink()
-                done.append(f"{name} was torn by a kill and is removed; DVC finds the results in its run-cache")
+                repairs.append(f"{name} was torn by a kill and is removed; DVC finds the results in its run-cache")
     for path in (root / name for name in RWLOCKS):
         guard = path.with_name("rwlock.lock")
         with try_lock(guard) if guard.exists() else nullcontext(True) as free:
             if free and not _is_list_of_locks(path):
                 path.unlink(missing_ok=True)
-                done.append(f"{path.relative_to(root)} was torn by a kill and is removed")
-    return done
+                repairs.append(f"{path.relative_to(root)} was torn by a kill and is removed")
+    return repairs
 
 
 def watch(root: Path) -> None:
-    """Start the process that mends after the DVC that runs this stage, unless DVC does not run it.
+    """Start the process that mends after the DVC that runs this stage; does nothing if DVC does not run it.
 
-    A machine that cannot start it (no memory) has the stage's work all the same.
+    Where it cannot be started (no memory) the stage runs all the same.
     """
     import psutil
 
     if "DVC_STAGE" not in os.environ:
         return
     with contextlib.suppress(OSError, psutil.Error):
-        # An orphan's parent is process 1, for whose end nobody should wait.
-        above = [process for process in psutil.Process().parents() if process.pid != 1 and process.name() not in SHELLS]
-        if not above:
+        # An orphan's parent is process 1, whose end is not to be waited for.
+        ancestors = [
+            process for process in psutil.Process().parents() if process.pid != 1 and process.name() not in SHELLS
+        ]
+        if not ancestors:
             return
-        dvc = above[0]
-        words = [sys.executable, "-m", "athanor.runtime.dvc_lock", str(root), str(dvc.pid)]
-        nothing, home = subprocess.DEVNULL, Path(__file__).resolve().parents[2]
-        subprocess.Popen(words, cwd=home, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)
+        dvc = ancestors[0]
+        command = [sys.executable, "-m", "athanor.runtime.dvc_lock", str(root), str(dvc.pid)]
+        devnull, checkout = subprocess.DEVNULL, Path(__file__).resolve().parents[2]
+        subprocess.Popen(command, cwd=checkout, stdin=devnull, stdout=devnull, stderr=devnull, start_new_session=True)
 
 
 def main() -> int:
     import psutil
 
     root, pid = Path(sys.argv[1]), int(sys.argv[2])
-    own = root / COPIES / f"dvc-{pid}"
-    own.parent.mkdir(parents=True, exist_ok=True)
-    with try_lock(own) as free:  # else an earlier stage's process watches it
+    own_lock = root / COPIES / f"dvc-{pid}"
+    own_lock.parent.mkdir(parents=True, exist_ok=True)
+    with try_lock(own_lock) as free:  # else an earlier stage's process watches it
         if free:
             with contextlib.suppress(psutil.NoSuchProcess):
                 dvc = psutil.Process(pid)
                 while dvc.is_running() and dvc.status() != psutil.STATUS_ZOMBIE:
                     time.sleep(POLL_SECONDS)
-            # A DVC that ends of its own accord takes its locks away.
+            # A DVC that was not killed removes its locks.
             if mend(root) or (_is_list_of_locks(root / RWLOCKS[0]) and pid in _holders(root / RWLOCKS[0])):
-                _stay(root)
-            own.unlink(missing_ok=True)
+                _keep_mending(root)
+            own_lock.unlink(missing_ok=True)
     return 0
 
 
-def _stay(root: Path) -> None:
-    """Mend after the next DVC, too: it may take all from the run-cache and be killed before it has run a stage."""
-    seen, pending, until = _written(root), False, time.monotonic() + AFTER_A_KILL_SECONDS
-    while time.monotonic() < until and root.is_dir():
+def _keep_mending(root: Path) -> None:
+    """Mend after the next DVC, too: it may take everything from the run-cache and be killed before it runs a stage."""
+    stamps, pending, deadline = _file_stamps(root), False, time.monotonic() + AFTER_A_KILL_SECONDS
+    while time.monotonic() < deadline and root.is_dir():
         time.sleep(POLL_SECONDS)
-        now = _written(root)
-        seen, pending = now, pending or now != seen
+        new_stamps = _file_stamps(root)
+        stamps, pending = new_stamps, pending or new_stamps != stamps
         if pending and not locked(root / GUARD):  # no DVC is writing
             pending = False
             mend(root)
 
 
-def _written(root: Path) -> list[tuple[int, int]]:
-    found = []
+def _file_stamps(root: Path) -> list[tuple[int, int]]:
+    stamps = []
     for path in (*files(root), *(root / name for name in RWLOCKS)):
         with contextlib.suppress(OSError):
-            found.append((path.stat().st_mtime_ns, path.stat().st_size))
-    return found
+            stamps.append((path.stat().st_mtime_ns, path.stat().st_size))
+    return stamps
 
 
 def _holders(path: Path) -> set[int]:
@@ -169,7 +171,7 @@ def _holders(path: Path) -> set[int]:
 
 
 def files(root: Path) -> list[Path]:
-    """Where DVC writes one: beside the graph, and beside those of side stages and of a foreign base."""
+    """The lock files that DVC writes: beside dvc.yaml, and beside those of side stages and of a foreign base."""
     return [root / LOCK, *(root / folder / LOCK for folder in (SIDE, FOREIGN))]
 
 
@@ -195,10 +197,10 @@ def _parsed(data: bytes) -> dict[str, Any] | None:
     from ruamel.yaml.error import YAMLError
 
     try:
-        found = YAML(typ="safe").load(data)
-        if found["schema"] != "2.0":
+        content = YAML(typ="safe").load(data)
+        if content["schema"] != "2.0":
             return None
-        entries = found.get("stages", {})
+        entries = content.get("stages", {})
         for entry in entries.values():
             rows = [*entry.get("deps", ()), *entry.get("outs", ())]
             hashes = [row.get("md5", "") for row in rows]

@@ -1,4 +1,4 @@
-"""Everything that this project takes from inside DVC, in one module: what a new version of DVC may break is here.
+"""Everything that this project uses of DVC's internals, so that what a new version of DVC may break is in one module.
 
 `athanor plan`, `accept`, `compare`, `pin` and the chat server ask DVC's own functions for hashes, locks, keys of the
 run-cache, names of experiments and settings, so that they decide as DVC does. DVC is imported when it is asked: that
@@ -52,10 +52,10 @@ def busy(repo: Any) -> str:
     import psutil
 
     try:
-        held = json.loads((Path(repo.tmp_dir) / "rwlock").read_text(encoding="utf-8"))
+        locks = json.loads((Path(repo.tmp_dir) / "rwlock").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return ""
-    live = [holder for holder in held.get("write", {}).values() if psutil.pid_exists(holder["pid"])]
+    live = [holder for holder in locks.get("write", {}).values() if psutil.pid_exists(holder["pid"])]
     return f"{live[0]['cmd']} (PID {live[0]['pid']})" if live else ""
 
 
@@ -101,7 +101,7 @@ def locked_command(stage: Any) -> str | None:
 
 
 def current_hash(dep: Any) -> tuple[Any, Any]:
-    """(hash, meta) of a dependency as it lies in the workspace."""
+    """(hash, meta) of a dependency as it is in the workspace."""
     meta, hash_info = dep._get_hash_meta()
     return hash_info, meta
 
@@ -110,8 +110,8 @@ def inner_hash(out: Any, path: str) -> tuple[Any, Any] | None:
     """(hash, meta) of a file or folder below a recorded output; None when it holds no such thing."""
     from dvc_data.hashfile.meta import Meta
 
-    part = out.get_obj(filter_info=path)
-    return None if part is None else (part.hash_info, Meta())
+    obj = out.get_obj(filter_info=path)
+    return None if obj is None else (obj.hash_info, Meta())
 
 
 def cached(out: Any) -> bool:
@@ -146,13 +146,13 @@ def results(repo: Any, stage: Any, waits: Sequence[Any], same: bool) -> Iterator
 
     if not _cacheable(stage):
         return
-    mine = to_single_stage_lockfile(stage)
+    own_entry = to_single_stage_lockfile(stage)
     if same and all(out.hash_info for out in stage.outs):
-        yield mine
+        yield own_entry
         if not waits:
             return
     if not waits:
-        folder = Path(repo.stage_cache._get_cache_dir(_get_cache_hash(mine, key=True)))
+        folder = Path(repo.stage_cache._get_cache_dir(_get_cache_hash(own_entry, key=True)))
         paths = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime) if folder.is_dir() else []
         yield from filter(None, map(_load, paths[-1:]))
         return
@@ -163,12 +163,12 @@ def results(repo: Any, stage: Any, waits: Sequence[Any], same: bool) -> Iterator
         if not words <= set(path.read_text(encoding="utf-8", errors="replace").split()):
             continue
         entry = _load(path)
-        theirs = {dep["path"]: dep for dep in (entry or {}).get("deps", ())}
-        if entry is None or not open_paths <= set(theirs):
+        entry_deps = {dep["path"]: dep for dep in (entry or {}).get("deps", ())}
+        if entry is None or not open_paths <= set(entry_deps):
             continue
-        deps = [theirs[dep["path"]] if dep["path"] in open_paths else dep for dep in mine["deps"]]
+        deps = [entry_deps[dep["path"]] if dep["path"] in open_paths else dep for dep in own_entry["deps"]]
         # DVC's own key decides whether all the rest is equal.
-        if _get_cache_hash({**mine, "deps": deps}, key=True) == path.parent.name:
+        if _get_cache_hash({**own_entry, "deps": deps}, key=True) == path.parent.name:
             yield entry
 
 
@@ -212,8 +212,10 @@ def experiment(root: Path, name: str) -> tuple[str, list[str]]:
         try:
             ref = resolve_name(scm, name)[name]
         except AmbiguousExpRefInfo:
-            same = sorted(str(info) for info in refs if info.name == name)
-            raise InputError("several experiments have this name", where=name, fix=f"use {' or '.join(same)}") from None
+            matching = sorted(str(info) for info in refs if info.name == name)
+            raise InputError(
+                "several experiments have this name", where=name, fix=f"use {' or '.join(matching)}"
+            ) from None
         return str(scm.get_ref(str(ref))) if ref else "", [info.name for info in refs]
 
 

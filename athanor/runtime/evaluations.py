@@ -19,7 +19,16 @@ from athanor.runtime.ship import start_detached
 
 STAGE = "perplexity"
 NUMBERS = ("loss", "perplexity", "bits_per_byte")
-TOLD = ("set", "set_sha256", "tokenizer_digest", "template_hash", "context_tokens", "weights_sha256", "model", "slot")
+SUBJECT_KEYS = (
+    "set",
+    "set_sha256",
+    "tokenizer_digest",
+    "template_hash",
+    "context_tokens",
+    "weights_sha256",
+    "model",
+    "slot",
+)
 
 
 class Evaluations:
@@ -36,8 +45,14 @@ class Evaluations:
             return  # no project here: the history has them
         (self.folder / "end.json").unlink(missing_ok=True)
         journal = Journal(self.folder)
-        told = {name: rows[0][name] for name in TOLD if rows[0].get(name) is not None}
-        subject = {"stage": STAGE, "started_ms": self.started_ms, "params": redact(told), "inputs": {}, "made_by": {}}
+        subject_values = {name: rows[0][name] for name in SUBJECT_KEYS if rows[0].get(name) is not None}
+        subject = {
+            "stage": STAGE,
+            "started_ms": self.started_ms,
+            "params": redact(subject_values),
+            "inputs": {},
+            "made_by": {},
+        }
         journal.begin(lambda: {**subject, **facts.provenance(self.root, read_yaml(params))})
         last: dict[str, float] = {}
         for row in rows:

@@ -65,7 +65,7 @@ class Call(NamedTuple):
 
 # Name and answer (facts, or the error) of a task as it ends; None at least every second in between, to look at the
 # stop flag.
-Answers = Iterator[tuple[str, dict[str, Any] | BaseException] | None]
+TaskResults = Iterator[tuple[str, dict[str, Any] | BaseException] | None]
 
 
 class Executor:
@@ -99,32 +99,32 @@ class Executor:
         sizes: Mapping[str, int] | None = None,
     ) -> dict[str, dict[str, Any]]:
         folder = folder.absolute()
-        _sweep(folder, tasks)
+        _remove_temporaries(folder, tasks)
         sizes = sizes or {}
         facts = {name: read_json(folder / name / FACTS) for name in tasks if (folder / name / FACTS).is_file()}
         if facts:
             self.resumed(sum(sizes.get(name, 0) for name in facts))
         cwd, function = str(Path.cwd()), name_of(work)
-        left = {name: task for name, task in tasks.items() if name not in facts}
-        calls = {name: Call(cwd, function, name, task, str(folder)) for name, task in left.items()}
-        with contextlib.closing(self._answers(work, calls, folder)) as answers:
-            for answer in answers:
-                if answer is not None:
-                    name, found = answer
-                    if isinstance(found, BaseException):
-                        raise found
+        remaining = {name: task for name, task in tasks.items() if name not in facts}
+        calls = {name: Call(cwd, function, name, task, str(folder)) for name, task in remaining.items()}
+        with contextlib.closing(self._results(work, calls, folder)) as results:
+            for result in results:
+                if result is not None:
+                    name, outcome = result
+                    if isinstance(outcome, BaseException):
+                        raise outcome
                     if self.kind != "processes":
-                        _wait_seen(folder / name / FACTS)
-                    facts[name] = found
+                        _wait_until_visible(folder / name / FACTS)
+                    facts[name] = outcome
                     self.advance(sizes.get(name, 0))
                 if self.stop():
                     what = f"stopped after {len(facts)} of {len(tasks)} shards ({desc})"
                     raise Interrupted(f"{what}; run again to continue")
         if calls:
-            _sweep(folder, tasks)
+            _remove_temporaries(folder, tasks)
         return {name: facts[name] for name in tasks}
 
-    def _answers(self, work: Work, calls: Mapping[str, Call], folder: Path) -> Answers:
+    def _results(self, work: Work, calls: Mapping[str, Call], folder: Path) -> TaskResults:
         if calls and self.kind == "ray":
             from athanor.runtime.ray_cluster import in_ray
 
@@ -142,20 +142,20 @@ def from_machine(machine: Machine, *args: Callable[..., Any], **settings: Any) -
 
 
 def run_task(work: Work, name: str, task: Any, folder: Path) -> dict[str, Any]:
-    """Do one task and publish its folder; what another process has finished meanwhile stands."""
+    """Do one task and publish its folder; a result that another process finished meanwhile is kept."""
     from threadpoolctl import threadpool_limits
 
-    done = folder / name / FACTS
-    if done.is_file():
-        return read_json(done)
+    facts_path = folder / name / FACTS
+    if facts_path.is_file():
+        return read_json(facts_path)
     try:
         # One thread in every way of running: their number decides in which order matrix products are summed.
         with threadpool_limits(1), new_dir(folder / name) as out:
             write_json(out / FACTS, work(task, out))
     except OSError:
-        if not done.is_file():  # else another process was faster
+        if not facts_path.is_file():  # else another process was faster
             raise
-    return read_json(done)
+    return read_json(facts_path)
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -183,19 +183,19 @@ def run_call(call: Call) -> dict[str, Any] | BaseException:
         return error
 
 
-def killed(what: str) -> InputError:
+def worker_killed(what: str) -> InputError:
     fix = "lower `workers` in machine.yaml, or free memory, and run again; finished shards are kept"
     return InputError(f"a worker was killed {KILLS} times, probably because memory ran out: {what}", fix=fix)
 
 
-def _sweep(folder: Path, tasks: Mapping[str, Any]) -> None:
+def _remove_temporaries(folder: Path, tasks: Mapping[str, Any]) -> None:
     """Remove what killed workers left half-written."""
     for parent in {(folder / name).parent for name in tasks}:
-        for rest in parent.glob(".*.tmp"):
-            shutil.rmtree(rest, ignore_errors=True)
+        for leftover in parent.glob(".*.tmp"):
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _wait_seen(path: Path) -> None:
+def _wait_until_visible(path: Path) -> None:
     deadline = time.monotonic() + SHARED_FS_WAIT
     while not path.is_file():
         if time.monotonic() > deadline:
@@ -209,8 +209,8 @@ def _wait_seen(path: Path) -> None:
         time.sleep(POLL)
 
 
-def in_processes(calls: Mapping[str, Call], workers: int) -> Answers:
-    """Do the tasks in processes; after one was killed the others start anew, half as many, with what is left."""
+def in_processes(calls: Mapping[str, Call], workers: int) -> TaskResults:
+    """Do the tasks in processes. After one was killed, half as many are started for the remaining tasks."""
     from concurrent.futures import FIRST_COMPLETED, wait
 
     from joblib.externals.loky import get_reusable_executor
@@ -218,31 +218,31 @@ def in_processes(calls: Mapping[str, Call], workers: int) -> Answers:
 
     # loky's helper process warns of semaphores that a stop left to it to remove; it does remove them.
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker:UserWarning")
-    left, kills = dict(calls), 0
-    while left:
-        workers = min(workers, len(left))
+    remaining, kills = dict(calls), 0
+    while remaining:
+        workers = min(workers, len(remaining))
         pool = get_reusable_executor(workers, initializer=enter_worker, initargs=(os.getpid(),), env=ONE_THREAD)
-        waiting, running = iter(list(left)), {}
+        waiting, running = iter(list(remaining)), {}
         try:
             while True:
                 for name in (name for name, _ in zip(waiting, range(2 * workers - len(running)), strict=False)):
-                    running[pool.submit(run_call, left[name])] = name
+                    running[pool.submit(run_call, remaining[name])] = name
                 if not running:
                     break
                 ended, _ = wait(running, timeout=POLL, return_when=FIRST_COMPLETED)
                 for future in ended:
-                    answer = future.result()
+                    result = future.result()
                     kills = 0
                     name = running.pop(future)
-                    del left[name]
-                    yield name, answer
+                    del remaining[name]
+                    yield name, result
                 if not ended:
                     yield None
         except BrokenProcessPool:
             yield None  # a stop that came meanwhile wins
             kills += 1
             if kills >= KILLS:
-                raise killed(f"with {workers} workers, {len(left)} shards are left") from None
+                raise worker_killed(f"with {workers} workers, {len(remaining)} shards are left") from None
             workers = max(1, workers // 2)
         except BaseException:
             pool.shutdown(wait=True, kill_workers=True)

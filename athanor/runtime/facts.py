@@ -22,10 +22,10 @@ PACKAGES = ("torch", "numpy", "dvc", "mlflow", "sentencepiece", "pyarrow", "data
 def git(root: Path, *args: str) -> str:
     """Output of a Git command, or "" outside a repository."""
     try:
-        done = subprocess.run(["git", "-C", str(root), *args], capture_output=True, text=True, timeout=20)
+        process = subprocess.run(["git", "-C", str(root), *args], capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    return process.stdout.strip() if process.returncode == 0 else ""
 
 
 def provenance(root: Path, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,19 +74,19 @@ def hardware() -> dict[str, Any]:
 
 
 def memory_bytes() -> int:
-    """Of the machine."""
+    """The machine's memory."""
     import psutil
 
     return int(psutil.virtual_memory().total)
 
 
 def leaf(root: Path, stage: str) -> Path:
-    """The file of a stage's last run here: its id, timings, hosts and other things that vary."""
+    """The file about a stage's last run in this checkout: its id, timings, host and other things that vary."""
     return root / "metrics" / "runs" / f"{stage.replace('-', '_')}.json"
 
 
 def newest_ms(paths: Iterable[Path]) -> float:
-    """When the latest change of any of these files, or of those below these folders, came about."""
+    """The time of the latest change of any of these files, or of those below these folders."""
     files = (file for path in paths for file in (path, *path.rglob("*")) if file.is_file() and file.suffix != ".pyc")
     return max((file.stat().st_ctime * 1000 for file in files), default=0.0)
 
@@ -110,49 +110,49 @@ class Graph:
         self.root = root
         main, *sides = (read_yaml(path)["stages"] if path.is_file() else {} for path in graphs(root))
         self.stages: dict[str, Any] = main
-        self._known = {name: stage for stages in (main, *sides) for name, stage in stages.items()}
+        self._all_stages = {name: stage for stages in (main, *sides) for name, stage in stages.items()}
 
     def sections(self, stage: str) -> list[str] | None:
         """Sections of params.yaml that a stage declares; None when the graph does not know the stage."""
-        if stage not in self._known:
+        if stage not in self._all_stages:
             return None
-        return [str(name) for name in self._known[stage].get("params", [])]
+        return [str(name) for name in self._all_stages[stage].get("params", [])]
 
     def outputs(self, stage: str) -> list[str]:
         return _paths(self.stages[stage], "outs")
 
     def dependencies(self, stage: str) -> list[str]:
-        return [str(dep) for dep in self._known.get(stage, {}).get("deps", [])]
+        return [str(dep) for dep in self._all_stages.get(stage, {}).get("deps", [])]
 
     def maker(self, path: Path) -> str:
-        """The stage whose output `path` is, or is a part of; nothing for other files."""
+        """The stage that makes `path`, as an output or within one; "" for other files."""
         outs = {out: name for name in self.stages for out in self.outputs(name)}
-        return next((outs[str(place)] for place in (path, *path.parents) if str(place) in outs), "")
+        return next((outs[str(parent)] for parent in (path, *path.parents) if str(parent) in outs), "")
 
     def results(self, stage: str) -> list[str]:
         """Everything that a stage writes and DVC removes before it starts it; nothing for a stage it does not know."""
-        return _paths(self._known.get(stage, {}), "outs", "metrics", "plots")
+        return _paths(self._all_stages.get(stage, {}), "outs", "metrics", "plots")
 
     def upstream(self, stage: str) -> list[str]:
         """Every stage that `stage` depends on, directly or not, in dvc.yaml order."""
-        found: set[str] = set()
-        queue = [stage] if stage in self._known else []
+        upstream: set[str] = set()
+        queue = [stage] if stage in self._all_stages else []
         while queue:
             for dep in self.dependencies(queue.pop()):
                 maker = self.maker(Path(dep))
-                if maker and maker not in found:
-                    found.add(maker)
+                if maker and maker not in upstream:
+                    upstream.add(maker)
                     queue.append(maker)
-        return [name for name in self.stages if name in found]
+        return [name for name in self.stages if name in upstream]
 
     def makers(self, stage: str) -> dict[str, str]:
-        """Upstream stage to the run that made the bytes in the workspace, cached or not."""
+        """For each upstream stage the run that made its outputs in the workspace, cached or not."""
         leaves = {name: leaf(self.root, name) for name in self.upstream(stage)}
         return {name: read_json(path)["run"] for name, path in leaves.items() if path.is_file()}
 
     def input_hashes(self, stage: str) -> dict[str, str]:
         """DVC's hash of every data dependency of a stage, from the lock entries of the stages before it."""
-        locked = dvc_lock.outputs(self.root / dvc_lock.LOCK) if stage in self._known else {}
+        locked = dvc_lock.outputs(self.root / dvc_lock.LOCK) if stage in self._all_stages else {}
         return {dep: locked[dep] for dep in self.dependencies(stage) if dep in locked}
 
 

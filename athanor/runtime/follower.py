@@ -1,4 +1,4 @@
-"""The run of a process that only helps: it reads parameters and computes, and leaves nothing behind."""
+"""The run of a worker process of a stage: it reads parameters and computes, and writes no journal and no outputs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from athanor.runtime.run import Run
 from athanor.runtime.slots import Slot
 
 
-class _Elsewhere(Slot):
-    """A slot that another process has: here it is a name."""
+class _HeldElsewhere(Slot):
+    """A slot that the main process has locked: here only its path and name are used."""
 
     def __enter__(self) -> Slot:
         return self
@@ -22,14 +22,14 @@ class _Elsewhere(Slot):
         """The main process does."""
 
 
-class Follower(Run):
+class WorkerRankRun(Run):
     """A `Run` without journal, outputs and locks, for all processes of a stage but the main one."""
 
     main = False
-    _slot_kind = _Elsewhere
+    _slot_kind = _HeldElsewhere
 
     def _nothing(self, *_: Any, **__: Any) -> None:
-        """The main process does it, and tells; what is worth knowing is the same in all."""
+        """Does nothing: the main process does it, with the same values."""
 
     metrics = plot = attach = note = watch_health = check_unchanged = finish = fail = _nothing
 
@@ -42,11 +42,11 @@ class Follower(Run):
         return self._watch.bar
 
     def on_signal(self, *_: object) -> None:
-        self._stop = True
+        self._stopping = True
 
 
 class _NoJournal:
-    """Takes events, numbers and steps back for none of its own."""
+    """Ignores events, numbers and rollbacks."""
 
     def scalars(self, *_: Any, **__: Any) -> None:
         """Nothing: there is no record."""

@@ -41,19 +41,19 @@ class Stop:
 
 
 class Request:
-    """A file that asks a running stage for something. One that lay there before the stage began asks for nothing."""
+    """A file by which the user asks a running stage for something. One that is older than the stage is ignored."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.old = path, _identity(path)
         self._next = 0.0
 
-    def made(self, now: float) -> bool:
+    def is_pending(self, now: float) -> bool:
         if now < self._next:
             return False
         self._next = now + LOOK_SECONDS
         return _identity(self.path) not in (None, self.old)
 
-    def take(self) -> bool:
+    def claim(self) -> bool:
         """Remove the file; False when another stage was faster."""
         try:
             self.path.unlink()
@@ -72,20 +72,20 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 class Guards:
-    """Asked by a stage between two steps. `slots`: folders of checkpoints, to which more are added while it runs."""
+    """Checks that a stage makes between two steps. `slots`: folders of checkpoints; more are added while it runs."""
 
     def __init__(
         self, home: Path, root: Path, local: Machine, environ: Mapping[str, str] = os.environ, *, main: bool = True
     ) -> None:
-        self.places = [home, root]
+        self.folders = [home, root]
         self.slots: list[Path] = []
         self.stop_file, self.save_file = Request(home / STOP), Request(home / SAVE)
         self.main = main
         self._min_free = int(local.min_free_gib * GIB)
         self._budgets = list(_budgets(local.max_minutes, environ))
-        self._slurm_end = _moment(environ, SLURM_END)
+        self._slurm_end = _monotonic_time(environ, SLURM_END)
         self._slurm_margin_max = (self._slurm_end - time.monotonic()) / 2 if self._slurm_end is not None else 0.0
-        self._asked: float | None = None
+        self._last_asked: float | None = None
         self._longest = 0.0
         self._saving = False
         self._next_disk = 0.0
@@ -93,46 +93,46 @@ class Guards:
         self._next_log = 0.0
 
     def stale(self) -> list[str]:
-        """What to tell of files that lay there before the stage began."""
-        found = [request.path for request in (self.stop_file, self.save_file) if request.old is not None]
-        what = "is older than this stage and is ignored; touch it to ask this one, or remove it"
-        return [f"{path} {what}" for path in found]
+        """Messages about request files that are older than the stage."""
+        paths = [request.path for request in (self.stop_file, self.save_file) if request.old is not None]
+        advice = "is older than this stage and is ignored; touch it to ask this one, or remove it"
+        return [f"{path} {advice}" for path in paths]
 
     def stop(self) -> Stop | None:
-        """Whether the stage has to stop now. What was told once is not told again: the caller remembers."""
+        """Whether the stage has to stop now. A request is returned once; the caller remembers it."""
         if not self.main:
             return None
         now = time.monotonic()
-        if self._asked is not None:
-            self._longest = max(self._longest, now - self._asked)
-        self._asked = now
-        for end, what in self._budgets:
+        if self._last_asked is not None:
+            self._longest = max(self._longest, now - self._last_asked)
+        self._last_asked = now
+        for end, reason in self._budgets:
             if now >= end:
-                return Stop(what)
+                return Stop(reason)
         if self._slurm_end is not None and now >= self._slurm_end - self._slurm_margin():
             return Stop(f"the Slurm job ends in {duration(max(0.0, self._slurm_end - now))}")
-        if self.stop_file.made(now) and self.stop_file.take():
+        if self.stop_file.is_pending(now) and self.stop_file.claim():
             return Stop(f"{self.stop_file.path} asked for it")
         if now >= self._next_disk:
             self._next_disk = now + DISK_SECONDS
-            return self._room()
+            return self._check_disk()
         return None
 
     def save(self) -> bool:
-        """Whether a checkpoint is wanted now. The file goes at the next call, when the checkpoint is written."""
+        """Whether a checkpoint is requested now. The next call removes the file, as the checkpoint is then written."""
         if not self.main:
             return False
-        self._saved()
-        self._saving = self.save_file.made(time.monotonic())
+        self._clear_save_request()
+        self._saving = self.save_file.is_pending(time.monotonic())
         return self._saving
 
     def close(self) -> None:
-        """A run that has ended well or not has saved what it was asked to save."""
-        self._saved()
+        """Remove the request for a checkpoint: a run that has ended, well or not, has saved."""
+        self._clear_save_request()
 
-    def _saved(self) -> None:
+    def _clear_save_request(self) -> None:
         if self._saving:
-            self.save_file.take()
+            self.save_file.claim()
             self._saving = False
 
     def scalars(self) -> dict[str, float]:
@@ -147,24 +147,24 @@ class Guards:
         # One more step and a save must fit; the longest time between two questions had both in it.
         return min(max(SLURM_MARGIN, 2 * self._longest), self._slurm_margin_max)
 
-    def _room(self) -> Stop | None:
-        """Two checkpoints and a little must fit: the next one is written before an old one goes."""
-        place = self.places[0]
+    def _check_disk(self) -> Stop | None:
+        """Stop unless two checkpoints and a reserve fit: the next one is written before an old one is removed."""
+        home = self.folders[0]
         try:
-            there = [path for path in reversed(self.places) if path.is_dir()]
-            disks = {os.stat(path).st_dev: (path, shutil.disk_usage(path)) for path in there}
+            existing = [path for path in reversed(self.folders) if path.is_dir()]
+            disks = {os.stat(path).st_dev: (path, shutil.disk_usage(path)) for path in existing}
         except OSError:  # a file system that does not answer is not full
             return None
-        self._free = disks[os.stat(place).st_dev][1].free if place.is_dir() else None
+        self._free = disks[os.stat(home).st_dev][1].free if home.is_dir() else None
         if not self._min_free:
             return None
         checkpoint = max((newest_bytes(slot) for slot in self.slots), default=0)
         for path, usage in disks.values():
-            wanted = 2 * checkpoint + min(self._min_free, usage.total // SMALL_DISK)
-            if usage.free < wanted:
-                why = f"only {usage.free / MIB:,.1f} MiB are free in {path}, less than the {wanted / MIB:,.1f} MiB"
-                why += " of two checkpoints and a reserve (min_free_gib); python -m athanor slots prune frees some"
-                return Stop(why, save=usage.free > checkpoint + checkpoint // 20 + MIB)
+            needed = 2 * checkpoint + min(self._min_free, usage.total // SMALL_DISK)
+            if usage.free < needed:
+                reason = f"only {usage.free / MIB:,.1f} MiB are free in {path}, less than the {needed / MIB:,.1f} MiB"
+                reason += " of two checkpoints and a reserve (min_free_gib); python -m athanor slots prune frees some"
+                return Stop(reason, save=usage.free > checkpoint + checkpoint // 20 + MIB)
         return None
 
 
@@ -178,19 +178,19 @@ def newest_bytes(slot: Path) -> int:
 
 
 def _budgets(max_minutes: float, environ: Mapping[str, str]) -> list[tuple[float, str]]:
-    """Until when (on the monotonic clock), and what to say then."""
-    found = []
+    """When each time budget ends (on the monotonic clock), and the message for then."""
+    budgets = []
     if max_minutes:
         end = time.monotonic() + 60 * max_minutes
-        found.append((end, f"the {duration(60 * max_minutes)} of max_minutes are used up"))
-    until = _moment(environ, UNTIL)
+        budgets.append((end, f"the {duration(60 * max_minutes)} of max_minutes are used up"))
+    until = _monotonic_time(environ, UNTIL)
     if until is not None:
-        found.append((until, "the time of athanor repro --max-minutes is used up"))
-    return found
+        budgets.append((until, "the time of athanor repro --max-minutes is used up"))
+    return budgets
 
 
-def _moment(environ: Mapping[str, str], name: str) -> float | None:
-    """A variable's seconds since the epoch on the monotonic clock, which nobody sets while the stage runs."""
+def _monotonic_time(environ: Mapping[str, str], name: str) -> float | None:
+    """A variable's seconds since the epoch as a time of the monotonic clock, which nobody can set back."""
     text = environ.get(name)
     if not text:
         return None

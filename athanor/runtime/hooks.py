@@ -1,4 +1,4 @@
-"""What training stages have beside the loop: its hooks on the run, samples of the model, and how fast the run was.
+"""What training stages add to the loop: hooks that report to the run, samples of the model, and the run's speed.
 
 All of it watches and touches no result: it lives on the infrastructure side, so that a change in generation does not
 train again.
@@ -19,14 +19,14 @@ from athanor.runtime.run import Run
 from athanor.training.loop import Hooks
 
 
-class Named(Protocol):
+class DocumentNamer(Protocol):
     def document_name(self, position_tokens: int, skipped_tokens: int, document: int) -> str: ...
 
 
 def hooks(
     run: Run,
     bar: Progress,
-    sampler: Named,
+    sampler: DocumentNamer,
     batch_tokens: int,
     *,
     validate: Callable[[Any], dict[str, Any]],
@@ -48,13 +48,13 @@ def hooks(
         run.log(step, **{name: math.nan if value is None else value for name, value in scalars(scores).items()})
 
     return Hooks(
-        validate=run.lasting("validation", validate),
+        validate=run.long_operation("validation", validate),
         before_first_step=before_first_step,
         on_resume=bar.resume_at,
         on_replay=on_replay,
         on_step=on_step,
         on_validation=on_validation,
-        on_sample=run.lasting("samples", on_sample),
+        on_sample=run.long_operation("samples", on_sample),
         on_rollback=lambda step, facts: run.rewind(step, bar, batch_tokens, **facts),
         on_event=lambda name, facts: run.journal.event(name, **facts),
         name_document=sampler.document_name,
@@ -85,18 +85,18 @@ def text_sampler(tokenizer_folder: str | Path, prompts: Sequence[str], tokens: i
         model.eval()
         try:
             with torch.no_grad():
-                done = generate(
+                completions = generate(
                     model, starts, max_new_tokens=tokens, stop_ids=(tokenizer.eos,), sampling=Sampling(temperature=0.0)
                 )
         finally:
             model.train(training)
-        return [prompt + tokenizer.decode(answer.ids) for prompt, answer in zip(prompts, done, strict=True)]
+        return [prompt + tokenizer.decode(answer.ids) for prompt, answer in zip(prompts, completions, strict=True)]
 
     return sample
 
 
 def with_rates(timings: Mapping[str, Any], device: Any, precision: str) -> dict[str, Any]:
-    """The timings of a training, completed by what they are of this machine's peak."""
+    """The timings of a training, with their share of this machine's peak."""
     return {**timings, **rates(timings, device_name(device), precision, profile.read(anchor()), tf32())}
 
 

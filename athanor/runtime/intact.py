@@ -22,14 +22,14 @@ from athanor.base.errors import InputError
 from athanor.runtime.closure import file_digests
 from athanor.runtime.facts import Graph, flatten
 
-MOST_BYTES = 64 << 30  # of one stage; beyond it files are drawn, others at each start
+MAX_BYTES = 64 << 30  # of one stage; of more, files are drawn at random, others at each start
 THREADS = 4  # hashing gives Python's lock back
 FIX = "python -m athanor doctor --deep --fix, then the same command again"
 
 
 @dataclass(frozen=True)
-class Listed:
-    """A file as the manifest of its artifact has it."""
+class ManifestFile:
+    """A file with its size and hash from the manifest of its artifact."""
 
     path: Path
     bytes: int
@@ -45,23 +45,27 @@ class Listed:
             return f"cannot be read ({error.strerror})"
 
 
-def listed(path: Path) -> Iterator[Listed]:
-    """The files at or below `path` that the manifest of the artifact has, in which `path` lies or which it is."""
+def listed(path: Path) -> Iterator[ManifestFile]:
+    """The files at or below `path` that are listed in the manifest of the artifact that `path` is, or is part of."""
     for folder in (path, *path.parents):
         if (folder / MANIFEST).is_file():
             manifest = read_json(folder / MANIFEST)
-            for name, facts in manifest.get("files", {}).items() if isinstance(manifest, dict) else ():
+            for name, entry in manifest.get("files", {}).items() if isinstance(manifest, dict) else ():
                 file = folder / name
-                if isinstance(facts, dict) and "sha256" in facts and (file == path or path in file.parents):
-                    yield Listed(file, facts["bytes"], facts["sha256"])
+                if isinstance(entry, dict) and "sha256" in entry and (file == path or path in file.parents):
+                    yield ManifestFile(file, entry["bytes"], entry["sha256"])
             return
 
 
-def problems(files: Iterable[Listed]) -> Iterator[tuple[Listed, str]]:
+def problems(files: Iterable[ManifestFile]) -> Iterator[tuple[ManifestFile, str]]:
     """The files that are not as they were written, each with what is wrong."""
-    chosen = list(files)
+    listed_files = list(files)
     with ThreadPoolExecutor(THREADS) as pool:
-        yield from ((file, what) for file, what in zip(chosen, pool.map(Listed.problem, chosen), strict=True) if what)
+        yield from (
+            (file, problem)
+            for file, problem in zip(listed_files, pool.map(ManifestFile.problem, listed_files), strict=True)
+            if problem
+        )
 
 
 def check(graph: Graph, stage: str, say: Callable[[str], None]) -> dict[str, float]:
@@ -72,30 +76,33 @@ def check(graph: Graph, stage: str, say: Callable[[str], None]) -> dict[str, flo
     started = time.monotonic()
     files = list({file.path: file for dep in graph.dependencies(stage) for file in listed(Path(dep))}.values())
     total = sum(file.bytes for file in files)
-    if total > MOST_BYTES:
+    if total > MAX_BYTES:
         random.Random(time.time_ns()).shuffle(files)
-    chosen, read = [], 0
+    chosen, checked_bytes = [], 0
     for file in files:
-        if read < MOST_BYTES:
+        if checked_bytes < MAX_BYTES:
             chosen.append(file)
-            read += file.bytes
-    for file, what in problems(chosen):
+            checked_bytes += file.bytes
+    for file, problem in problems(chosen):
         maker = graph.maker(file.path)
-        by = f" by stage {maker}" if maker else ""
-        raise InputError(f"{what}{by}: damaged on the disk, or edited", where=str(file.path), fix=FIX)
-    if read < total:
-        share = f"{read / 2**30:.0f} of {total / 2**30:.0f} GiB"
+        author = f" by stage {maker}" if maker else ""
+        raise InputError(f"{problem}{author}: damaged on the disk, or edited", where=str(file.path), fix=FIX)
+    if checked_bytes < total:
+        share = f"{checked_bytes / 2**30:.0f} of {total / 2**30:.0f} GiB"
         say(f"compared {share} of the inputs with their SHA-256, others next time; athanor doctor --deep compares all")
     return (
         {}
         if not files
-        else {"inputs_checked_bytes": read, "inputs_check_seconds": round(time.monotonic() - started, 3)}
+        else {"inputs_checked_bytes": checked_bytes, "inputs_check_seconds": round(time.monotonic() - started, 3)}
     )
 
 
 @dataclass(frozen=True)
-class Beginning:
-    """`files`: path to SHA-256 of the code. `code`: to the digest of its syntax tree, for which comments do not count."""
+class InputSnapshot:
+    """The code of a stage when its process began.
+
+    `files` has the SHA-256 of each file, `code` the digest of its syntax tree, for which comments do not count.
+    """
 
     root: Path
     module: str
@@ -103,7 +110,7 @@ class Beginning:
     code: Mapping[str, str]
 
     @classmethod
-    def now(cls, root: Path, module: str) -> Beginning:
+    def now(cls, root: Path, module: str) -> InputSnapshot:
         code = file_digests(root, module)
         return cls(root, module, {name: sha256_file(root / name) for name in code}, code)
 
@@ -111,18 +118,18 @@ class Beginning:
         """InputError naming the file, or the parameter of `sections`, that is another now."""
         files = [name for name, known in self.files.items() if _sha256(self.root / name) != known]
         if files and file_digests(self.root, self.module) != self.code:
-            raise _edited(", ".join(files))
+            raise _edited_error(", ".join(files))
         for section in sections:
             old, new = (dict(flatten({section: values.get(section)})) for values in (before, after))
             for name in [name for name in {**old, **new} if old.get(name) != new.get(name)]:
-                raise _edited(f"{name} ({old.get(name)} -> {new.get(name)})")
+                raise _edited_error(f"{name} ({old.get(name)} -> {new.get(name)})")
 
 
 def _sha256(path: Path) -> str:
     return sha256_file(path) if path.is_file() else ""
 
 
-def _edited(what: str) -> InputError:
+def _edited_error(what: str) -> InputError:
     return InputError(
         "edited while the stage ran, so DVC would record it as what made these results",
         where=what,

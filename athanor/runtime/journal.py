@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.artifacts import read_json, write_json
-from athanor.runtime.locks import lives, locked
+from athanor.runtime.locks import locked, process_exists
 from athanor.runtime.redact import redact
 
 TAIL_BYTES = 2**20
@@ -53,27 +53,27 @@ def rows(data: bytes) -> Iterator[dict[str, Any]]:
 
 def live(written: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows that count: without numbers of steps from which the run went back later."""
-    kept: list[dict[str, Any]] = []
+    live_rows: list[dict[str, Any]] = []
     for row in written:
         if row.get("event") == ROLLBACK:
-            kept = [old for old in kept if "s" not in old or old["s"] <= row["to"]]
-        kept.append(row)
-    return kept
+            live_rows = [earlier for earlier in live_rows if "s" not in earlier or earlier["s"] <= row["to"]]
+        live_rows.append(row)
+    return live_rows
 
 
 def has_more(folder: Path, offset: int) -> bool:
     """True when whole lines follow after `offset`."""
-    return b"\n" in _after(folder / "journal.jsonl", offset)
+    return b"\n" in _read_after(folder / "journal.jsonl", offset)
 
 
 def last_ms(folder: Path, default: int) -> int:
     """When the last row was written; the end of a run that could not say so itself."""
     path = folder / "journal.jsonl"
-    data = _after(path, max(0, path.stat().st_size - TAIL_BYTES)) if path.is_file() else b""
+    data = _read_after(path, max(0, path.stat().st_size - TAIL_BYTES)) if path.is_file() else b""
     return max((row["t"] for row in rows(data[: data.rfind(b"\n") + 1])), default=default)
 
 
-def _after(path: Path, offset: int) -> bytes:
+def _read_after(path: Path, offset: int) -> bytes:
     if not path.is_file():
         return b""
     with open(path, "rb") as file:
@@ -85,7 +85,7 @@ def alive(folder: Path) -> bool:
     """True while a process writes this run."""
     if (folder / "end.json").is_file():
         return False
-    return lives(read_json(folder / "meta.json")["pid"]) and locked(folder / "journal.jsonl")
+    return process_exists(read_json(folder / "meta.json")["pid"]) and locked(folder / "journal.jsonl")
 
 
 def finished(folder: Path) -> bool:
@@ -111,10 +111,10 @@ class Journal:
         if not self.path.is_file():
             return last
         data = self.path.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        if len(whole) != len(data):
-            os.truncate(self.path, len(whole))
-        for row in rows(whole):
+        complete = data[: data.rfind(b"\n") + 1]
+        if len(complete) != len(data):
+            os.truncate(self.path, len(complete))
+        for row in rows(complete):
             for name in row.get("m", ()):
                 last[name] = max(last.get(name, -1), row["s"])
             if row.get("event") == ROLLBACK:

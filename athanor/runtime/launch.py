@@ -33,14 +33,14 @@ from typing import NoReturn
 
 from athanor.base.artifacts import write_text
 from athanor.base.errors import InputError, ParamsError
-from athanor.runtime.lifetime import died, end_with
-from athanor.runtime.locks import lives
+from athanor.runtime.lifetime import end_with, record_death
+from athanor.runtime.locks import process_exists
 from athanor.runtime.machine import Launch, anchor, machine
 from athanor.runtime.terminal import say, stop_signals
 
 FOLDER, NODE_RANK, PIPE = "ATHANOR_LAUNCHED", "ATHANOR_LAUNCH_NODE_RANK", "ATHANOR_LAUNCH_PIPE"
 POLL = 0.2  # s
-STOPPED, CRASHED = 75, 70  # statuses that members tell, besides 0 and 1
+STOPPED, CRASHED = 75, 70  # statuses that members report, besides 0 and 1
 
 
 def is_member() -> bool:
@@ -101,31 +101,31 @@ def _folder(home: Path) -> Path:
     host = platform.node()
     for old in home.glob(f"{host}-*"):
         pid = int(old.name.removeprefix(f"{host}-"))
-        if pid == os.getpid() or not lives(pid):
+        if pid == os.getpid() or not process_exists(pid):
             shutil.rmtree(old, ignore_errors=True)
     folder = home / f"{host}-{os.getpid()}"
     folder.mkdir(parents=True)
     return folder
 
 
-def arguments(stage: str, module: str, wanted: Launch, processes: int) -> list[str]:
-    """What torchrun is told."""
-    if wanted.nodes == 1:
-        where = ["--standalone"]
-    elif wanted.endpoint:
-        where = [f"--nnodes={wanted.nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={wanted.endpoint}"]
-        # The stage is part of the id, for a node that is one stage ahead must not join.
-        where += [f"--rdzv-id=athanor-{stage}", f"--node-rank={node_rank(os.environ)}"]
-        seconds = int(wanted.wait_s)
-        where += [f"--rdzv-conf=join_timeout={seconds},is_host={int(node_rank(os.environ) == 0)}"]
-        where += [f"--local-addr={_own_address(wanted.endpoint)}"]
+def arguments(stage: str, module: str, settings: Launch, processes: int) -> list[str]:
+    """The arguments for torchrun."""
+    if settings.nodes == 1:
+        rendezvous = ["--standalone"]
+    elif settings.endpoint:
+        rendezvous = [f"--nnodes={settings.nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={settings.endpoint}"]
+        # The stage is part of the id, because a node that is one stage ahead must not join.
+        rendezvous += [f"--rdzv-id=athanor-{stage}", f"--node-rank={node_rank(os.environ)}"]
+        seconds = int(settings.wait_s)
+        rendezvous += [f"--rdzv-conf=join_timeout={seconds},is_host={int(node_rank(os.environ) == 0)}"]
+        rendezvous += [f"--local-addr={_own_address(settings.endpoint)}"]
     else:
         raise ParamsError(
-            f"{wanted.nodes} nodes need a place to meet",
+            f"{settings.nodes} nodes need a place to meet",
             where="machine.launch.endpoint",
             fix="the address of node 0 and a free port, such as 10.0.0.1:29400",
         )
-    return [*where, f"--nproc-per-node={processes}", "--max-restarts=0", *wanted.args, "-m", module]
+    return [*rendezvous, f"--nproc-per-node={processes}", "--max-restarts=0", *settings.args, "-m", module]
 
 
 def _own_address(endpoint: str) -> str:
@@ -150,44 +150,46 @@ def accelerators() -> int:
 
 def _wait(stage: str, agent: subprocess.Popen, folder: Path) -> int:
     """Pass signals on to the members of this node until the agent has ended; the stage's exit status."""
-    asked: list[int] = []
+    received: list[int] = []
     signalled: set[str] = set()
-    before = {number: signal.signal(number, lambda number, _: asked.append(number)) for number in stop_signals()}
+    handlers = {number: signal.signal(number, lambda number, _: received.append(number)) for number in stop_signals()}
     try:
         while (status := agent.poll()) is None:
             time.sleep(POLL)
-            if not asked:
+            if not received:
                 continue
             members = {path.stem: int(path.read_text()) for path in folder.glob("*.pid")}
             if not members and "agent" not in signalled:  # still waiting for other nodes, or importing: nothing to save
                 signalled.add("agent")
                 agent.terminate()
-            # One that has told its status may be gone, and its number another process's.
+            # One that has reported its status may be gone, and its process id another process's.
             for name in members.keys() - signalled - {path.stem for path in folder.glob("*.status")}:
                 signalled.add(name)
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(members[name], asked[0])
+                    os.kill(members[name], received[0])
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
     statuses = {int(path.read_text()) for path in folder.glob("*.status")}
-    silent = {path.stem for path in folder.glob("*.pid")} - {path.stem for path in folder.glob("*.status")}
+    without_status = {path.stem for path in folder.glob("*.pid")} - {path.stem for path in folder.glob("*.status")}
     if status == 0:
         return STOPPED if STOPPED in statuses else 0
-    if asked and statuses <= {0, STOPPED}:
+    if received and statuses <= {0, STOPPED}:
         return STOPPED
-    if silent or not statuses:
-        which = f"process {', '.join(sorted(silent))} of this node was" if silent else "all processes were"
-        why = f"{which} killed, perhaps for want of memory"
-        say(f"{stage}: {why}; the same command goes on from the last checkpoint")
-        died(why)
+    if without_status or not statuses:
+        subject = (
+            f"process {', '.join(sorted(without_status))} of this node was" if without_status else "all processes were"
+        )
+        cause = f"{subject} killed, perhaps for want of memory"
+        say(f"{stage}: {cause}; the same command goes on from the last checkpoint")
+        record_death(cause)
     elif CRASHED in statuses:
-        died("a process of this node met an unexpected error")
+        record_death("a process of this node met an unexpected error")
     return 1
 
 
-def enter() -> None:
-    """In a member, once it handles signals: make itself known to the launcher, and end with it."""
+def register() -> None:
+    """Called in a member once it handles signals: register with the launcher, and end with it."""
     if not is_member() or FOLDER not in os.environ:
         return
     folder = Path(os.environ[FOLDER])
@@ -195,8 +197,8 @@ def enter() -> None:
     end_with(os.getppid(), POLL)
 
 
-def leave(status: int) -> int:
-    """In a member, at its end: tell the launcher the status; returns the one for torchrun.
+def report_status(status: int) -> int:
+    """Called in a member at its end: report the status to the launcher; returns the one for torchrun.
 
     A member that stopped with its state saved has not failed: torchrun would kill the others at their last words.
     """
@@ -228,7 +230,7 @@ def _end_with_launcher(pipe: int) -> None:
 
 
 def agent(argv: Sequence[str]) -> int:
-    """torchrun, quiet about failures that the members told themselves."""
+    """Run torchrun without its messages about failures that the members have reported themselves."""
     _end_with_launcher(int(os.environ[PIPE]))
     logging.disable(logging.CRITICAL)
     from torch.distributed.elastic.multiprocessing.api import SignalException

@@ -1,4 +1,4 @@
-"""What the process of a stage tells others: that it is at work in this checkout, and how it died.
+"""What the process of a stage records for others: that it is at work in this checkout, and how it died.
 
 `.athanor/stages/<stage>` is locked by the process that DVC started for the stage, while that lives. Killed, `dvc` leaves
 its stage at work, and the next `dvc repro` starts another one: that waits here, for both would write the same outputs.
@@ -20,27 +20,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from athanor.runtime.locks import lives, lock, locked
+from athanor.runtime.locks import lock, locked, process_exists
 from athanor.runtime.redact import redact
 from athanor.runtime.terminal import say
 
 FOLDER = Path(".athanor/stages")
 STOPPED = 75
-LEANER = (  # for want of memory
+MEMORY_FIX = (
     "close other programs, or in machine.yaml: for training a smaller micro_batch_tokens or checkpointing: on,"
     " for data work fewer workers"
 )
 
-_own: TextIO | None = None  # the file of this process, which is one stage
+_stage_file: TextIO | None = None  # the file of this process, which is one stage
 
 
 @contextlib.contextmanager
 def at_work(stage: str) -> Iterator[bool]:
-    """Be the stage's one process here, after the one before has ended; True when there was one to wait for.
+    """Be the stage's only process in this checkout, after the one before has ended; True when that was waited for.
 
-    Nothing for a process that DVC did not start: its user knows what they do.
+    Does nothing in a process that DVC did not start: its user knows what they do.
     """
-    global _own
+    global _stage_file
     if "DVC_STAGE" not in os.environ:
         yield False
         return
@@ -58,21 +58,21 @@ def at_work(stage: str) -> Iterator[bool]:
         sys.exit(STOPPED)
     with open(handle, "a", encoding="utf-8") as file:
         file.truncate(0)
-        with contextlib.suppress(OSError):  # a full disk is told by what matters
+        with contextlib.suppress(OSError):  # a full disk is reported by the work itself
             file.write(f"{os.getpid()}\n")
             file.flush()
         faulthandler.enable(file)
-        _own = file
+        _stage_file = file
         try:
             yield bool(waited)
-            if _own is not None:
+            if _stage_file is not None:
                 file.truncate(0)
         except BaseException as error:
-            died(repr(error))
+            record_death(repr(error))
             raise
         finally:
             faulthandler.disable()
-            _own = None
+            _stage_file = None
 
 
 def end_with(parent: int, poll: float) -> None:
@@ -86,22 +86,22 @@ def end_with(parent: int, poll: float) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def died(why: str) -> None:
-    """Leave behind that this process ends although nobody asked for it and no input is at fault."""
-    global _own
-    if _own is not None:
+def record_death(cause: str) -> None:
+    """Record that this process ends although nobody asked for it and no input is at fault."""
+    global _stage_file
+    if _stage_file is not None:
         with contextlib.suppress(OSError):
-            _own.write(redact(why))
-            _own.flush()
-        _own = None
+            _stage_file.write(redact(cause))
+            _stage_file.flush()
+        _stage_file = None
 
 
 def deaths(root: Path) -> dict[str, str]:
-    """Stages whose last process in this checkout died, and what it said of it; each is told once."""
-    found = {}
+    """Stages whose last process in this checkout died, with the recorded cause; each is returned once."""
+    causes = {}
     for path in sorted((root / FOLDER).glob("*")):
-        pid, _, why = path.read_text(encoding="utf-8", errors="replace").partition("\n")
-        if pid.isdigit() and not (lives(int(pid)) and locked(path)):
-            found[path.name] = why.strip()
+        pid, _, cause = path.read_text(encoding="utf-8", errors="replace").partition("\n")
+        if pid.isdigit() and not (process_exists(int(pid)) and locked(path)):
+            causes[path.name] = cause.strip()
             path.write_text("")
-    return found
+    return causes

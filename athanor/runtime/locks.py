@@ -11,12 +11,13 @@ from pathlib import Path
 TRIES = 1000  # a folder that is removed as often while one tries to lock a file in it is no race any more
 
 
-def lock(path: Path, waiting: Callable[[str], None]) -> int:
-    """The handle of a file that this process has locked; its folder is made if need be.
+def lock(path: Path, on_wait: Callable[[str], None]) -> int:
+    """Lock a file and return its handle; the folder is made if need be.
 
-    `waiting` hears what the file says of another holder, then waits for it. A
-    file or folder that somebody removed meanwhile is no lock: others would
-    lock the new one of that name. Then it starts over.
+    Where another process holds it, `on_wait` is called with what the file says
+    of that process, and then this one waits. A file or folder that somebody
+    removed meanwhile is no lock, because others would lock the new one of that
+    name; then it starts over.
     """
     for tries_left in reversed(range(TRIES)):
         try:
@@ -27,8 +28,8 @@ def lock(path: Path, waiting: Callable[[str], None]) -> int:
                 raise
             continue
         try:
-            if not _taken(handle):
-                waiting(os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown")
+            if not _acquire(handle):
+                on_wait(os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown")
                 fcntl.flock(handle, fcntl.LOCK_EX)
             if _is_at(handle, path):
                 return handle
@@ -51,25 +52,25 @@ def try_lock(path: Path) -> Iterator[bool]:
         yield False
         return
     try:
-        yield _taken(handle) and _is_at(handle, path)
+        yield _acquire(handle) and _is_at(handle, path)
     finally:
         os.close(handle)
 
 
 def locked(path: Path) -> bool:
-    """Whether a process holds the lock of a file; of one that is not there, none does."""
+    """Whether a process holds the lock of a file; False for a file that does not exist."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         return False
     try:
-        return not _taken(handle)
+        return not _acquire(handle)
     finally:
         os.close(handle)
 
 
-def lives(pid: int) -> bool:
-    """Whether there is a process of this number on this machine; it may be another one by now."""
+def process_exists(pid: int) -> bool:
+    """Whether there is a process with this id on this machine; it may be another one by now."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -79,7 +80,7 @@ def lives(pid: int) -> bool:
     return True
 
 
-def _taken(handle: int) -> bool:
+def _acquire(handle: int) -> bool:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -120,7 +120,7 @@ def machine() -> Machine:
         kind: Any = type(field.default)
         try:
             if kind is Launch:
-                pairs = [part.split("=", 1) for part in shlex.split(text)]
+                pairs = [setting.split("=", 1) for setting in shlex.split(text)]
                 values[field.name] = {key: int(value) if value.isdigit() else value for key, value in pairs}
             else:
                 values[field.name] = kind(text)
@@ -132,7 +132,7 @@ def machine() -> Machine:
 
 
 def step_back() -> None:
-    """Leave the cores to whoever else wants them; for a process that leads a session of its own.
+    """Give every other process precedence on the cores; for a process that leads a session of its own.
 
     Where Linux groups processes by session (sched(7), "The autogroup feature"), nice counts inside a session only: a
     second session gets as much of a full machine as the training, whatever its nice. Measured on one core: 299 ticks

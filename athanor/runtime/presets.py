@@ -38,9 +38,9 @@ def complete(path: Path) -> str:
     head = ""
     comments: Comments = {}
     for file in reversed(list(_chain(path))):
-        head, found = _comments(file.read_text(encoding="utf-8"))
-        comments |= {key: words for key, words in found.items() if any(words)}
-    return head + _written(values(path), comments)
+        head, file_comments = _comments(file.read_text(encoding="utf-8"))
+        comments |= {key: texts for key, texts in file_comments.items() if any(texts)}
+    return head + _with_comments(values(path), comments)
 
 
 def values(path: Path) -> dict[str, Any]:
@@ -48,9 +48,9 @@ def values(path: Path) -> dict[str, Any]:
     result: dict[str, Any] = {}
     tables = _tables()
     for file in reversed(list(_chain(path))):
-        own = read_yaml(file)
-        own.pop("base", None)
-        result = _laid_over(result, own, tables)
+        overlay = read_yaml(file)
+        overlay.pop("base", None)
+        result = _merged(result, overlay, tables)
     return result
 
 
@@ -74,80 +74,88 @@ def _chain(path: Path) -> Iterator[Path]:
 
 def _tables() -> set[str]:
     """The keys under which people choose the keys: those of type dict in any section."""
-    found, todo = set(), list(schemas().values())
-    while todo:
-        hint = todo.pop()
+    tables, pending = set(), list(schemas().values())
+    while pending:
+        hint = pending.pop()
         if dataclasses.is_dataclass(hint):
             hints = typing.get_type_hints(hint)
-            found |= {name for name, kind in hints.items() if typing.get_origin(kind) is dict}
-            todo += hints.values()
-        todo += typing.get_args(hint)
-    return found
+            tables |= {name for name, kind in hints.items() if typing.get_origin(kind) is dict}
+            pending += hints.values()
+        pending += typing.get_args(hint)
+    return tables
 
 
-def _laid_over(base: Any, own: Any, tables: set[str], table: bool = False) -> Any:
-    if isinstance(base, Mapping) and isinstance(own, Mapping) and own.get("type", base.get("type")) == base.get("type"):
-        kept = own if table else {**base, **own}
+def _merged(base: Any, overlay: Any, tables: set[str], table: bool = False) -> Any:
+    if (
+        isinstance(base, Mapping)
+        and isinstance(overlay, Mapping)
+        and overlay.get("type", base.get("type")) == base.get("type")
+    ):
+        merged = overlay if table else {**base, **overlay}
         return {
-            key: _laid_over(base[key], own[key], tables, key in tables) if key in base and key in own else value
-            for key, value in kept.items()
+            key: _merged(base[key], overlay[key], tables, key in tables) if key in base and key in overlay else value
+            for key, value in merged.items()
         }
-    if isinstance(base, list) and isinstance(own, list):
+    if isinstance(base, list) and isinstance(overlay, list):
         known = {item["name"]: item for item in base if isinstance(item, Mapping) and "name" in item}
         return [
-            _laid_over(known.get(item.get("name")), item, tables) if isinstance(item, Mapping) else item for item in own
+            _merged(known.get(item.get("name")), item, tables) if isinstance(item, Mapping) else item
+            for item in overlay
         ]
-    return own
+    return overlay
 
 
 # -- the text -------------------------------------------------------------------------------------------------------
 
 
-def _places(text: str) -> Iterator[tuple[Key, int, int]]:
-    """Of every key outside lists that begins a line: its path, its line, the column after which only a comment can stand, or -1."""
+def _key_positions(text: str) -> Iterator[tuple[Key, int, int]]:
+    """Path, line and column of every key outside lists that begins a line.
+
+    After the column only a comment can stand; it is -1 where there is no such column on the line.
+    """
     from ruamel.yaml import YAML
     from ruamel.yaml.nodes import MappingNode
 
-    todo = [((), YAML(typ="rt").compose(text))]
-    while todo:
-        path, node = todo.pop()
+    pending = [((), YAML(typ="rt").compose(text))]
+    while pending:
+        path, node = pending.pop()
         for key, value in node.value if isinstance(node, MappingNode) and not node.flow_style else ():
             line, last = key.start_mark.line, value.end_mark
             column = (
                 key.end_mark.column + 1 if value.start_mark.line > line else last.column if last.line == line else -1
             )
             yield (*path, key.value), line, column
-            todo.append(((*path, key.value), value))
+            pending.append(((*path, key.value), value))
 
 
 def _comments(text: str) -> tuple[str, Comments]:
     """The first comment, and those of each key: the lines above it and the one behind it."""
     lines = text.splitlines()
     head = "".join(f"{line}\n" for line in itertools.takewhile(lambda line: line.startswith("#"), lines))
-    found: Comments = {}
-    for path, line, column in _places(text):
+    comments: Comments = {}
+    for path, line, column in _key_positions(text):
         above = list(itertools.takewhile(lambda text: text.lstrip().startswith("#"), reversed(lines[:line])))
-        found[path] = [text.strip() for text in reversed(above)], lines[line][column:].strip() if column >= 0 else ""
-    return head, found
+        comments[path] = [text.strip() for text in reversed(above)], lines[line][column:].strip() if column >= 0 else ""
+    return head, comments
 
 
-def _written(data: Mapping[str, Any], comments: Comments) -> str:
+def _with_comments(data: Mapping[str, Any], comments: Comments) -> str:
     from dvc.utils.serialize import dumps_yaml
 
     text = dumps_yaml(_styled(data, (), set(comments)))
     text = re.sub(r"(: -?\d)(e-\d+\b)", r"\1.0\2", text)  # 8e-05 is text to YAML 1.1
     lines = [[line] for line in text.splitlines()]
-    for path, line, _ in _places(text):
+    for path, line, _ in _key_positions(text):
         above, behind = comments.get(path, ([], ""))
-        bare = lines[line].pop()
-        indent = bare[: len(bare) - len(bare.lstrip())]
+        key_line = lines[line].pop()
+        indent = key_line[: len(key_line) - len(key_line.lstrip())]
         lines[line] += ["", *above] if len(path) == 1 else [indent + text for text in above]
-        lines[line].append(f"{bare:<32}  {behind}" if behind else bare)
+        lines[line].append(f"{key_line:<32}  {behind}" if behind else key_line)
     return "".join(f"{line}\n" for group in lines for line in group)
 
 
 def _styled(value: Any, path: Key, commented: set[Key]) -> Any:
-    """Mappings for ruamel.yaml: a small one without comments goes on one line; in lists none does, DVC would undo it."""
+    """Mappings for ruamel.yaml: a small one without comments goes on one line, except in lists, where DVC would undo it."""
     from ruamel.yaml.comments import CommentedMap
 
     if not isinstance(value, Mapping):

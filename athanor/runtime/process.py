@@ -1,4 +1,4 @@
-"""A stage as a process: its run opened and closed, errors told in one line.
+"""A stage as a process: opens and closes its run, and reports errors in one line.
 
     def run(run: Run) -> None: ...
 
@@ -23,7 +23,7 @@ from athanor.base.artifacts import read_json
 from athanor.base.errors import AthanorError, InputError, Interrupted, ParamsError
 from athanor.runtime import facts, launch
 from athanor.runtime.journal import finished
-from athanor.runtime.lifetime import LEANER, at_work, died
+from athanor.runtime.lifetime import MEMORY_FIX, at_work, record_death
 from athanor.runtime.machine import anchor
 from athanor.runtime.redact import excepthook
 from athanor.runtime.run import PARAMS, Run
@@ -40,16 +40,16 @@ def stage_main(stage: str, body: Callable[[Run], None], *, several: bool = False
         try:
             status = execute(stage, body)
         finally:
-            status = launch.leave(status)
+            status = launch.report_status(status)
         launch.end(status)
     with at_work(stage) as waited:
-        status = _alone(stage, body, several, waited)
+        status = _run_or_launch(stage, body, several, waited)
     sys.exit(status)
 
 
-def _alone(stage: str, body: Callable[[Run], None], several: bool, waited: bool) -> int:
+def _run_or_launch(stage: str, body: Callable[[Run], None], several: bool, waited: bool) -> int:
     module, launched = f"stages.{_module_name(body)}", None
-    if waited and _done_meanwhile(stage, module):
+    if waited and _already_done(stage, module):
         return 0
     try:
         launched = launch.launch(stage, module) if several else None
@@ -58,8 +58,8 @@ def _alone(stage: str, body: Callable[[Run], None], several: bool, waited: bool)
     return execute(stage, body) if launched is None else launched
 
 
-def _done_meanwhile(stage: str, module: str) -> bool:
-    """Whether the process that was waited for did this very work, and all of its results lie here.
+def _already_done(stage: str, module: str) -> bool:
+    """Whether the process that was waited for did this same work, and all of its results are here.
 
     DVC removed earlier results when it started this process.
     """
@@ -68,12 +68,12 @@ def _done_meanwhile(stage: str, module: str) -> bool:
         graph, leaf = facts.Graph(run.root), facts.leaf(run.root, stage)
         if not leaf.is_file() or not all((run.root / path).exists() for path in graph.results(stage)):
             return False
-        told, sources = read_json(leaf), [run.root / path for path in graph.dependencies(stage)]
-        folder = run.anchor / ".athanor" / "runs" / told["run"]
+        leaf_facts, sources = read_json(leaf), [run.root / path for path in graph.dependencies(stage)]
+        folder = run.anchor / ".athanor" / "runs" / leaf_facts["run"]
         meta = read_json(folder / "meta.json") if finished(folder) else {}
-        if not meta or meta != {**meta, **run.subject()} or told["code"] != run.code:
+        if not meta or meta != {**meta, **run.subject()} or leaf_facts["code"] != run.code:
             return False
-    except AthanorError:  # told by who does the work
+    except AthanorError:  # reported when the work is done
         return False
     if facts.newest_ms(sources) >= meta["started_ms"]:
         return False
@@ -89,10 +89,10 @@ def execute(stage: str, body: Callable[[Run], None]) -> int:
     try:
         sections = check_file(PARAMS)
         check_stage(stage, sections)
-        run = _kind()(stage, f"stages.{_module_name(body)}")
+        run = _run_class()(stage, f"stages.{_module_name(body)}")
         for number in stop_signals():
             signal.signal(number, run.on_signal)
-        launch.enter()
+        launch.register()
         run.begin()
         for text in memory_notes(sections) if stage == "download" else ():
             run.note(text)
@@ -104,30 +104,32 @@ def execute(stage: str, body: Callable[[Run], None]) -> int:
     except Interrupted as error:
         return _report(run, stage, "KILLED", run.why(error) if run else str(error), 75)
     except AthanorError as error:
-        return _report(run, stage, "FAILED", f"{error}{_way_back(error)}", 1)
+        return _report(run, stage, "FAILED", f"{error}{_restore_hint(error)}", 1)
     except OSError as error:
-        told = in_words(error)
-        code = _report(run, stage, "FAILED", told or repr(error), 1)
-        if told is None:
+        disk_error = in_words(error)
+        code = _report(run, stage, "FAILED", disk_error or repr(error), 1)
+        if disk_error is None:
             raise
         return code
     except BaseException as error:
-        words = str(error)
-        torchs = isinstance(error, RuntimeError) and re.search("out of memory|not enough memory", words)
-        if not (isinstance(error, MemoryError) or torchs):
+        message = str(error)
+        torch_out_of_memory = isinstance(error, RuntimeError) and re.search("out of memory|not enough memory", message)
+        if not (isinstance(error, MemoryError) or torch_out_of_memory):
             _report(run, stage, "FAILED", repr(error), 1)
             raise
         text = str(
-            InputError(f"out of memory{f' ({words.splitlines()[0]})' if words else ''}", where=stage, fix=LEANER)
+            InputError(
+                f"out of memory{f' ({message.splitlines()[0]})' if message else ''}", where=stage, fix=MEMORY_FIX
+            )
         )
-        died(text)
+        record_death(text)
         return _report(run, stage, "FAILED", text, 1)
     finally:
         _ship()
 
 
-def _way_back(error: AthanorError) -> str:
-    """What a user of plain `dvc repro` needs besides: DVC removes a stage's outputs before it asks the stage."""
+def _restore_hint(error: AthanorError) -> str:
+    """A hint for users of plain `dvc repro`: DVC removes a stage's outputs before it runs the stage."""
     if not isinstance(error, ParamsError) or "DVC_ROOT" not in os.environ:
         return ""
     return ". Once params.yaml is right, dvc repro brings back what DVC has removed"
@@ -140,12 +142,12 @@ def _report(run: Run | None, stage: str, status: str, message: str, code: int) -
     return code
 
 
-def _kind() -> type[Run]:
+def _run_class() -> type[Run]:
     if launch.is_main():
         return Run
-    from athanor.runtime.follower import Follower
+    from athanor.runtime.follower import WorkerRankRun
 
-    return Follower
+    return WorkerRankRun
 
 
 def _ship() -> None:

@@ -19,7 +19,7 @@ class Progress:
     def __init__(self, total: float | None, desc: str, unit: str) -> None:
         self.total, self.desc, self.unit = total, desc, unit
         self.done = self.start_done = 0.0
-        self.started = self.spoken = time.monotonic()
+        self.started = self.last_said = time.monotonic()
         self.bar = None
         if sys.stderr.isatty():
             from tqdm import tqdm
@@ -56,16 +56,16 @@ class Progress:
             self.bar.update(amount)
             return
         now = time.monotonic()
-        if now - self.spoken >= QUIET_SECONDS:
-            self.spoken = now
+        if now - self.last_said >= QUIET_SECONDS:
+            self.last_said = now
             say(self.line(now, note))
 
     def line(self, now: float, note: str = "") -> str:
         rate = (self.done - self.start_done) / max(now - self.started, 1e-9)
         text = f"{self.desc}: {self._amount(self.done)}"
         if self.total:
-            left = (self.total - self.done) / rate if rate > 0 else float("inf")
-            text += f" of {self._amount(self.total)} ({self.done / self.total:.0%}), {duration(left)} left"
+            seconds_left = (self.total - self.done) / rate if rate > 0 else float("inf")
+            text += f" of {self._amount(self.total)} ({self.done / self.total:.0%}), {duration(seconds_left)} left"
         return f"{text}, {self._amount(rate)}/s{', ' + note if note else ''}"
 
     def _amount(self, value: float) -> str:
@@ -84,7 +84,7 @@ def duration(seconds: float) -> str:
         return "unknown time"
     if seconds < 60:
         return f"{seconds:.1f} s"
-    minutes, rest = divmod(int(round(seconds)), 60)
+    minutes, remainder = divmod(int(round(seconds)), 60)
     if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
+        return f"{minutes} min {remainder:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"

@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.errors import InputError
-from athanor.runtime.executor import KILLS, ONE_THREAD, SHARED_FS_WAIT, Answers, Call, killed
+from athanor.runtime.executor import KILLS, ONE_THREAD, SHARED_FS_WAIT, Call, TaskResults, worker_killed
 
 POLL = 0.2  # s
 STORE_BYTES = 100_000_000  # answers are small and go past the store; the default takes a third of the memory
 
 
-def in_ray(calls: Mapping[str, Call], workers: int, folder: Path) -> Answers:
+def in_ray(calls: Mapping[str, Call], workers: int, folder: Path) -> TaskResults:
     """`workers` counts on a local cluster only; another has the cores that its machines offer."""
-    with _own_signals():
+    with _kept_signals():
         try:
             import ray
         except ImportError:
@@ -39,13 +39,13 @@ def in_ray(calls: Mapping[str, Call], workers: int, folder: Path) -> Answers:
 
     @ray.remote(num_cpus=1, max_retries=KILLS - 1)
     def task(
-        call: tuple, probe: str, patience: float
+        call: tuple, probe: str, timeout_s: float
     ) -> dict | BaseException:  # sent as it stands: its machine may not see the checkout
         import os
         import socket
         import time
 
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + timeout_s
         while not os.path.exists(probe):
             if time.monotonic() > deadline:
                 return {"unseen": socket.gethostname()}
@@ -66,21 +66,21 @@ def in_ray(calls: Mapping[str, Call], workers: int, folder: Path) -> Answers:
             for ref in ended:
                 name = running.pop(ref)
                 try:
-                    answer = ray.get(ref)
+                    result = ray.get(ref)
                 except ray.exceptions.RayTaskError:
                     raise  # of our own function above; the work's errors are answers
                 except ray.exceptions.RayError as error:
-                    raise killed(f"shard '{name}' on the Ray cluster ({type(error).__name__})") from None
-                if isinstance(answer, dict) and "unseen" in answer:
+                    raise worker_killed(f"shard '{name}' on the Ray cluster ({type(error).__name__})") from None
+                if isinstance(result, dict) and "unseen" in result:
                     raise InputError(
-                        f"machine '{answer['unseen']}' of the Ray cluster does not see this folder",
+                        f"machine '{result['unseen']}' of the Ray cluster does not see this folder",
                         where=str(folder),
                         fix="put the checkout on a file system that all machines share, under the same path",
                     )
-                yield name, answer
+                yield name, result
             yield None
     except BaseException:
-        with _own_signals():
+        with _kept_signals():
             ray.shutdown()  # ends the tasks that run
         raise
     finally:
@@ -96,7 +96,7 @@ def _connect(ray: Any, workers: int) -> None:
             socket.create_connection((host, int(port)), timeout=30).close()
         except OSError as error:
             raise _no_cluster(address, error) from None
-    path = os.pathsep.join(part for part in (str(Path.cwd()), os.environ.get("PYTHONPATH")) if part)
+    path = os.pathsep.join(folder for folder in (str(Path.cwd()), os.environ.get("PYTHONPATH")) if folder)
     try:
         ray.init(
             address=address,
@@ -118,12 +118,12 @@ def _no_cluster(address: str, error: Exception) -> InputError:
 
 
 @contextlib.contextmanager
-def _own_signals() -> Iterator[None]:
+def _kept_signals() -> Iterator[None]:
     """Ray takes SIGTERM for itself, and would end the stage without saving."""
-    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
     try:
         yield
     finally:
-        for number, handler in kept.items():
+        for number, handler in handlers.items():
             with contextlib.suppress(ValueError):  # not in the main thread, where Ray cannot either
                 signal.signal(number, handler)

@@ -38,7 +38,7 @@ QUERY = re.compile(
     re.I,
 )
 ADDRESS = re.compile(r"(?P<keep>\bhttps?://[^\s?#\"'<>]{1,2000}\?)[^\s\"'<>]+", re.I)
-NAMED = re.compile(
+NAMED_SECRET = re.compile(
     r"(?P<keep>(?:password|passwd|secret|(?:api|access|account)[_\-]?key|"
     r"(?:auth|access|refresh|hf|api)[_\-]?token)[\"']?\s{0,16}[=:]\s{0,16}[\"']?)[^\s\"',;&<>]{6,}",
     re.I,
@@ -85,7 +85,7 @@ def _redact(value: Any, secrets: re.Pattern[str] | None) -> Any:
     if isinstance(value, str):
         if secrets is not None:
             value = secrets.sub(MASK, value)
-        for pattern in (URL_USER, QUERY, HEADER, COOKIE, NAMED):
+        for pattern in (URL_USER, QUERY, HEADER, COOKIE, NAMED_SECRET):
             tail = "@" if pattern is URL_USER else ""
             value = pattern.sub(rf"\g<keep>{MASK}{tail}", value)
         return SHAPES.sub(MASK, value)
@@ -98,13 +98,13 @@ def _redact(value: Any, secrets: re.Pattern[str] | None) -> Any:
 
 def _secrets() -> re.Pattern[str] | None:
     """Matches every secret that this process's environment names, in plain and in URL form."""
-    found = set(_hidden)
+    values = set(_hidden)
     for name, value in os.environ.items():
         if SECRET_NAME.search(name) and not (COUNT_NAME.search(name) and value.isdigit()):
-            found.add(value.strip())
-        found |= {match["password"] for match in URL_PASSWORD.finditer(value)}
-    found |= {unquote(value) for value in found}
-    return _pattern(frozenset(value for value in found if len(value) >= MIN_CHARS))
+            values.add(value.strip())
+        values |= {match["password"] for match in URL_PASSWORD.finditer(value)}
+    values |= {unquote(value) for value in values}
+    return _pattern(frozenset(value for value in values if len(value) >= MIN_CHARS))
 
 
 @functools.lru_cache(maxsize=4)
@@ -121,9 +121,9 @@ class Stream:
         self._stream, self._line = stream, ""
 
     def write(self, text: str) -> int:
-        whole, newline, self._line = (self._line + text).rpartition("\n")
+        complete, newline, self._line = (self._line + text).rpartition("\n")
         if newline:
-            self._stream.write(redact(whole) + newline)
+            self._stream.write(redact(complete) + newline)
             self._stream.flush()
         return len(text)
 
@@ -147,13 +147,13 @@ class Stream:
 @contextlib.contextmanager
 def streams() -> Iterator[None]:
     """Standard output and error redacted, whoever writes to them."""
-    plain = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = covered = Stream(plain[0]), Stream(plain[1])
+    original = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = redacted = Stream(original[0]), Stream(original[1])
     try:
         yield
     finally:
-        sys.stdout, sys.stderr = plain
-        for stream in covered:
+        sys.stdout, sys.stderr = original
+        for stream in redacted:
             stream.finish()
 
 

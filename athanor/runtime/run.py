@@ -23,7 +23,7 @@ from athanor.runtime.closure import file_digests
 from athanor.runtime.executor import from_machine
 from athanor.runtime.guards import Guards
 from athanor.runtime.journal import Journal, finished, now_ms
-from athanor.runtime.lifetime import died
+from athanor.runtime.lifetime import record_death
 from athanor.runtime.machine import machine
 from athanor.runtime.progress import Progress, duration
 from athanor.runtime.redact import redact
@@ -35,9 +35,9 @@ from athanor.runtime.watchdog import Watch
 if TYPE_CHECKING:
     from athanor.runtime.watch import Health
 
-SPREAD_BYTES = 4_000_000
+MIN_BYTES_PER_WORKER = 4_000_000
 CODE = "code.json"  # in a finished run's folder: the files of its code, each with the digest of its syntax tree
-GO_ON = "The same command goes on from the last checkpoint"
+RESUME_HINT = "The same command goes on from the last checkpoint"
 
 
 class Run(Stage):
@@ -49,16 +49,16 @@ class Run(Stage):
     def __init__(self, stage: str, module: str) -> None:
         super().__init__(stage, module)
         self.started, self.started_ms = time.monotonic(), now_ms()
-        self._stop, self._why = False, ""
+        self._stopping, self._stop_reason = False, ""
         self._journal: Journal | None = None
         self._notes: list[str] = []  # of the time before the journal is open
         self._slots: list[Slot] = []
-        self._beginning: intact.Beginning | None = None
+        self._input_snapshot: intact.InputSnapshot | None = None
         self._health: Health | None = None
         local = machine()
         self._guards = Guards(self.anchor / ".athanor", self.root, local, main=self.main)
         end = self.give_up if self.main else None
-        self._watch = Watch(local.hang_seconds, self._guards.slots, self._hangs, end)
+        self._watch = Watch(local.hang_seconds, self._guards.slots, self._on_hang, end)
 
     # -- results ------------------------------------------------------------
 
@@ -87,7 +87,7 @@ class Run(Stage):
         cooldown_data: bool = False,
         precision: str | None = None,
     ) -> None:
-        """Let the health monitor look at what is logged from here on; a stage that trains says so, within its slot.
+        """Have the health monitor follow what is logged from now on; a stage that trains calls this within its slot.
 
         `cooldown_data`: the cooldown trains on a mixture of its own, so its loss says nothing about the one before.
         """
@@ -100,7 +100,7 @@ class Run(Stage):
         self._health = Health(self.journal, self._say, load(self.root, self.anchor), plan)
 
     def rewind(self, step: int, bar: Progress, amount: float, **facts: Any) -> None:
-        """The work went back to a step, each of `amount`: its numbers and the bar's place are to follow."""
+        """The training went back to a step: reset the journal's numbers, and the bar, whose steps are `amount` each."""
         self.journal.rewind(step, **facts)
         bar.resume_at(step * amount)
 
@@ -120,24 +120,24 @@ class Run(Stage):
         return self._watch.bar
 
     def stop_requested(self) -> bool:
-        """True once a signal arrived or a guard says so: save and raise `Interrupted`. Cheap, to be asked often."""
+        """True once a signal arrived or a guard says so: save and raise `Interrupted`. Cheap, to be called often."""
         self._watch.beat()
         for slot in self._slots:
             slot.tick()
-        if not self._stop and (stop := self._guards.stop()):
+        if not self._stopping and (stop := self._guards.stop()):
             if not stop.save:
-                raise Interrupted(f"{stop.why}; stopped without saving, for which there is no room. {GO_ON}")
+                raise Interrupted(f"{stop.why}; stopped without saving, for which there is no room. {RESUME_HINT}")
             self._stop_because(stop.why)
-        return self._stop
+        return self._stopping
 
     def save_requested(self) -> bool:
-        """True when a checkpoint is wanted now. Asked after each step of training, it is a sign of life, too."""
+        """True when a checkpoint is requested now. Called after each step of training, so it is a sign of life, too."""
         self._watch.step()
         return self._guards.save()
 
-    def lasting(self, phase: str, work: Callable[..., T]) -> Callable[..., T]:
-        """`work` as something that may take much longer than a step, for the watchdog and the heartbeat."""
-        return self._watch.lasting(phase, work)
+    def long_operation(self, phase: str, work: Callable[..., T]) -> Callable[..., T]:
+        """Wrap `work` so that the watchdog and the heartbeat know that it may take much longer than a step."""
+        return self._watch.long_operation(phase, work)
 
     def slot(self, params: Mapping[str, Any], inputs: Mapping[str, str]) -> Slot:
         """The checkpoint slot for these result-deciding parameters and digests of inputs.
@@ -160,7 +160,7 @@ class Run(Stage):
         self.fact(trunk=slot.fingerprint)
         return slot
 
-    def part(self, name: str, module: str, params: Mapping[str, Any], inputs: Mapping[str, str]) -> Slot:
+    def sub_slot(self, name: str, module: str, params: Mapping[str, Any], inputs: Mapping[str, str]) -> Slot:
         """A slot for a part of the work that depends on less than the whole stage: these parameters, this module."""
         code = self._code if module == self.module else Code(module, file_digests(self.root, module))
         slot = self._slot(params, inputs, name, code=code, shared=True)
@@ -168,7 +168,7 @@ class Run(Stage):
         return slot
 
     def codes(self) -> dict[str, Any]:
-        """For a manifest: the digests of all code that worked in a slot of this run, where it was more than one."""
+        """For a manifest: the digests of all versions of the code that worked in a slot of this run, if several did."""
         several = {slot.fingerprint: list(slot.digests) for slot in self._slots if len(slot.digests) > 1}
         return {"codes": several} if several else {}
 
@@ -185,7 +185,7 @@ class Run(Stage):
         total, local = sum(sizes.values()) if sizes else len(tasks), machine()
         if sizes and local.executor == "processes":
             # Starting a process costs a second or two: nothing is gained for less than that of work.
-            local = dataclasses.replace(local, workers=min(local.workers, 1 + total // SPREAD_BYTES))
+            local = dataclasses.replace(local, workers=min(local.workers, 1 + total // MIN_BYTES_PER_WORKER))
         with self.progress(total, f"{self.stage}: {desc}", "B" if sizes else "shards") as bar:
             run_shards = from_machine(local, bar.update, self.stop_requested, resumed=bar.resume_at)
             return run_shards(work, tasks, folder, desc=desc, sizes=sizes or dict.fromkeys(tasks, 1))
@@ -194,12 +194,12 @@ class Run(Stage):
         self,
         params: Mapping[str, Any],
         inputs: Mapping[str, str],
-        part: str = "",
+        part_name: str = "",
         code: Code | None = None,
         **settings: Any,
     ) -> Slot:
         # Apart, so that a parameter section and an input of one name cannot hide each other.
-        facts = {"params": dict(params), "inputs": dict(inputs), **({"part": part} if part else {})}
+        facts = {"params": dict(params), "inputs": dict(inputs), **({"part": part_name} if part_name else {})}
         folder = self.anchor / ".athanor" / "slots" / self.name
         slot = self._slot_kind(folder, facts, code=code or self._code, note=self.note, **settings)
         self._slots.append(slot)
@@ -225,8 +225,8 @@ class Run(Stage):
                 if begun:
                     self.journal.event("resumed", pid=os.getpid())
                 return
-        # The name comes to the disk before the run: killed in between, the next process begins the run of that name,
-        # and no empty one is left.
+        # The name is written before the run is created: after a kill in between, the next process begins the run of
+        # that name, and no empty run is left.
         write_json(marker, {"run": self._run_id if self._journal is None else self.journal.folder.name})
         if self._journal is None:
             self._open_journal(self._run_id)
@@ -246,36 +246,41 @@ class Run(Stage):
 
     def _open_journal(self, run_id: str) -> None:
         self._journal = Journal(self.anchor / ".athanor" / "runs" / run_id)
-        told = {"stage": self.stage, "started_ms": self.started_ms}
+        identification = {"stage": self.stage, "started_ms": self.started_ms}
         made_by = functools.partial(self._graph.makers, self.stage)
         self._journal.begin(
-            lambda: {**told, **self.subject(), "made_by": made_by(), **facts.provenance(self.root, self._values)}
+            lambda: {
+                **identification,
+                **self.subject(),
+                "made_by": made_by(),
+                **facts.provenance(self.root, self._values),
+            }
         )
-        self._watch.into(self._journal.folder)
+        self._watch.use_folder(self._journal.folder)
         while self._notes:
             self._journal.event("note", text=self._notes.pop(0))
 
     def on_signal(self, *_: object) -> None:
-        if not self._stop:
+        if not self._stopping:
             self._stop_because("")
 
-    def _stop_because(self, why: str) -> None:
-        self._stop, self._why = True, why
-        self._say(f"{f'{why}: ' if why else ''}stopping after this step, progress is kept")
+    def _stop_because(self, reason: str) -> None:
+        self._stopping, self._stop_reason = True, reason
+        self._say(f"{f'{reason}: ' if reason else ''}stopping after this step, progress is kept")
 
-    def _hangs(self, text: str, facts: Mapping[str, Any]) -> None:
+    def _on_hang(self, text: str, facts: Mapping[str, Any]) -> None:
         self._say(text)
         if self._journal is not None:
             self._journal.event("hang", text=text, **facts)
 
     def give_up(self, text: str) -> None:
-        """What is left to do for the watchdog before it ends the process."""
-        died(text)
+        """Record why, before the watchdog ends the process."""
+        record_death(text)
         self.report("KILLED", text, 75)
 
     def why(self, error: Interrupted) -> str:
         """What ended a run that saved and stopped."""
-        return f"{self._why}: {error}" if self._why else str(error)
+        return f"{self._stop_reason}: {error}" if self._stop_reason else str(error)
 
     def begin(self) -> None:
         """Remember the code and parameters that this process runs with, and watch over it."""
@@ -287,14 +292,14 @@ class Run(Stage):
             dvc_lock.watch(self.root)
         if self.main:
             self.fact(**intact.check(self._graph, self.stage, self._say))
-        self._beginning = intact.Beginning.now(self.root, self.module)
-        self._code = Code(self.module, self._beginning.code)
+        self._input_snapshot = intact.InputSnapshot.now(self.root, self.module)
+        self._code = Code(self.module, self._input_snapshot.code)
 
     def check_unchanged(self) -> None:
         """InputError when code or parameters of the stage were edited while it ran."""
-        if self._beginning is not None:
+        if self._input_snapshot is not None:
             sections = self._graph.sections(self.stage) or ()
-            self._beginning.check(self._values, read_yaml(PARAMS), sections)
+            self._input_snapshot.check(self._values, read_yaml(PARAMS), sections)
 
     def finish(self) -> None:
         self._watch.close()  # it may have last words for the journal
@@ -311,13 +316,13 @@ class Run(Stage):
 
     def report(self, status: str, message: str, code: int) -> int:
         """End the run with a message to the journal and the terminal; returns the exit status `code`."""
-        trouble = ""
+        suffix = ""
         try:
             self.fail(status, redact(message))
         except OSError as error:  # the disk may be full; the message is what matters
-            trouble = f" (and the journal could not be closed: {error})"
+            suffix = f" (and the journal could not be closed: {error})"
         if self.main or code != 75:
-            self._say(message + trouble)
+            self._say(message + suffix)
         return code
 
     def fail(self, status: str, message: str) -> None:

@@ -82,10 +82,13 @@ def check_values(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def filled(sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Sections as they stand in a params file, with what holds for the keys that it leaves out."""
+    """Sections as in a params file, completed by the defaults of the keys that it leaves out."""
     known = schemas()
-    whole = {name: value for name, value in sections.items() if name in known and isinstance(value, Mapping)}
-    return {**sections, **{name: dataclasses.asdict(build(known[name], value, name)) for name, value in whole.items()}}
+    present = {name: value for name, value in sections.items() if name in known and isinstance(value, Mapping)}
+    return {
+        **sections,
+        **{name: dataclasses.asdict(build(known[name], value, name)) for name, value in present.items()},
+    }
 
 
 def check_together(sections: Mapping[str, Any]) -> None:
@@ -96,26 +99,28 @@ def check_together(sections: Mapping[str, Any]) -> None:
     if sft.base != SCRATCH and sections["sft_data"].replay_share:
         fix = "set it to 0: the text that a foreign base was trained on is not here"
         raise ParamsError("a foreign base has no pretraining text to replay", where="sft_data.replay_share", fix=fix)
-    given = sections["download"].names
-    shown = []  # what goes into every document, or into the model card
+    source_names = sections["download"].names
+    published = []  # what goes into every document, or into the model card
     for section in ("download", "instruct"):
         for number, source in enumerate(sections[section].sources):
             where = f"{section}.sources[{number}]"
-            for place, file in enumerate(getattr(source, "urls", ())):
+            for index, file in enumerate(getattr(source, "urls", ())):
                 fix = "fetch the file by hand and use a source of type files"
-                shown.append((f"{where}.urls[{place}].url", file.url, fix))
+                published.append((f"{where}.urls[{index}].url", file.url, fix))
             fix = "name the licence, or an address that everybody may have"
-            shown.append((f"{where}.license", getattr(source, "license", ""), fix))
-    for where, text, fix in shown:
+            published.append((f"{where}.license", getattr(source, "license", ""), fix))
+    for where, text, fix in published:
         if redact(text) != text:
             raise ParamsError("holds a signature, key or password", where=where, fix=fix)
-    _same("mixture.sources", mixture.sources, "download.sources", given, "add it, with share 0 to leave it out")
-    for wanted in sections["clean"].source_priority:
-        if wanted not in given:
-            fix = f"use some of: {', '.join(sorted(given))}"
-            raise ParamsError(f"no source is named '{wanted}'", where="clean.source_priority", fix=fix)
+    _check_same_names(
+        "mixture.sources", mixture.sources, "download.sources", source_names, "add it, with share 0 to leave it out"
+    )
+    for name in sections["clean"].source_priority:
+        if name not in source_names:
+            fix = f"use some of: {', '.join(sorted(source_names))}"
+            raise ParamsError(f"no source is named '{name}'", where="clean.source_priority", fix=fix)
     chats = [source.name for source in sections["instruct"].sources]
-    _same(
+    _check_same_names(
         "sft_data.sources",
         sections["sft_data"].sources,
         "instruct.sources",
@@ -131,7 +136,7 @@ def check_together(sections: Mapping[str, Any]) -> None:
 
 
 def memory_notes(sections: Mapping[str, Any]) -> list[str]:
-    """What will not fit the memory that is free here now, to be known before hours of other stages."""
+    """Warnings about what will not fit the memory that is free now, before hours are spent on other stages."""
     sample, free = sections["tokenizer"].sample_bytes, free_memory_bytes()
     if (needed := MEMORY_FACTOR * sample) <= free:
         return []
@@ -151,9 +156,9 @@ def check_stage(stage: str, sections: Mapping[str, Any]) -> None:
         raise ParamsError(f"stage {stage} has no part in tuning '{base}'", where="sft.base", fix=fix)
 
 
-def _same(where: str, named: Iterable[str], other: str, given: Iterable[str], add: str) -> None:
-    for name in sorted(set(given) - set(named)):
-        raise ParamsError(f"'{name}' of {other} is missing", where=where, fix=add)
-    for name in sorted(set(named) - set(given)):
-        fix = suggest(name, given, f"remove it, or add it to {other}", cutoff=0.6)
+def _check_same_names(where: str, named: Iterable[str], other: str, expected: Iterable[str], fix_missing: str) -> None:
+    for name in sorted(set(expected) - set(named)):
+        raise ParamsError(f"'{name}' of {other} is missing", where=where, fix=fix_missing)
+    for name in sorted(set(named) - set(expected)):
+        fix = suggest(name, expected, f"remove it, or add it to {other}", cutoff=0.6)
         raise ParamsError(f"{other} has no '{name}'", where=f"{where}.{name}", fix=fix)

@@ -49,7 +49,7 @@ POLL_SECONDS = 1.0
 LIVE_SECONDS = 5.0  # between deliveries of a run that still writes: each costs the training a little
 GIVE_UP_SECONDS = 60.0
 LOCK_SECONDS = 60.0
-KEPT = "the journal is kept, and this shipper, the next stage's or `athanor ship` delivers it"
+JOURNAL_KEPT = "the journal is kept, and this shipper, the next stage's or `athanor ship` delivers it"
 SQL_NOISE = (
     "[SQL:",
     "[parameters:",
@@ -104,7 +104,7 @@ def by_start(folders: Iterable[Path]) -> list[Path]:
 def _started(folder: Path) -> int:
     try:
         return read_json(folder / "meta.json")["started_ms"]
-    except AthanorError:  # told when it is shipped
+    except AthanorError:  # reported when the run is shipped
         return 0
 
 
@@ -116,9 +116,11 @@ def shipped(folder: Path) -> bool:
 def unshipped(root: Path) -> list[Path]:
     """Runs that are open, or closed and not delivered; all of them when the database they were delivered to is gone."""
     uri = tracking_uri(root)
-    gone = redact.redact(uri) if identity(uri) == (0, 0) else ""
+    missing_uri = redact.redact(uri) if identity(uri) == (0, 0) else ""
     return [
-        folder for folder in run_folders(root) if not shipped(folder) or gone and delivery(folder).get("uri") == gone
+        folder
+        for folder in run_folders(root)
+        if not shipped(folder) or missing_uri and delivery(folder).get("uri") == missing_uri
     ]
 
 
@@ -132,19 +134,21 @@ def ship_all(root: Path) -> set[Path] | None:
     tracker: Tracker | None = None
     retry: dict[Path, tuple[int, float]] = {}  # failures of a run alone, and when to try it again
     last_work = last_success = time.monotonic()
-    failures, live_due = 0, 0.0
+    failures, next_live_delivery = 0, 0.0
     live: set[Path] = set()
     while failures or time.monotonic() - last_work < IDLE_SECONDS:
         try:
-            pending = unshipped(root)
-            live = {folder for folder in pending if _alive(folder)}
-            if pending and tracker is None:
+            undelivered = unshipped(root)
+            live = {folder for folder in undelivered if _alive(folder)}
+            if undelivered and tracker is None:
                 tracker = _connect(root)
-                pending += [folder for folder in run_folders(root) if tracker.lacks(folder) and folder not in pending]
+                undelivered += [
+                    folder for folder in run_folders(root) if tracker.lacks(folder) and folder not in undelivered
+                ]
             if tracker is not None:
-                due = time.monotonic() >= live_due
-                _ship_each(tracker, [folder for folder in pending if due or folder not in live], live, retry)
-                live_due = time.monotonic() + LIVE_SECONDS if due else live_due
+                ship_live = time.monotonic() >= next_live_delivery
+                _ship_each(tracker, [folder for folder in undelivered if ship_live or folder not in live], live, retry)
+                next_live_delivery = time.monotonic() + LIVE_SECONDS if ship_live else next_live_delivery
             failures, last_success = 0, time.monotonic()
         except Exception as error:  # any tracking failure: the journal keeps everything, try again
             if isinstance(error, StoreReplaced):
@@ -157,7 +161,7 @@ def ship_all(root: Path) -> set[Path] | None:
                     if disk
                     else f"the tracking store {redact.redact(tracking_uri(root))} is not reachable"
                 )
-                say(f"{what}; {KEPT}: {_told(error)}")
+                say(f"{what}; {JOURNAL_KEPT}: {_summary(error)}")
             tracker, last_work = None, time.monotonic()
             if last_work - last_success >= GIVE_UP_SECONDS and not live:
                 return None
@@ -180,8 +184,8 @@ def _ship_each(
     """Ship every run; one that cannot be shipped (deleted by the user, a broken file) does not hold up the others."""
     tracker.check()
     for folder in by_start(folders):
-        failures, due = retry.get(folder, (0, 0.0))
-        if time.monotonic() < due:
+        failures, retry_at = retry.get(folder, (0, 0.0))
+        if time.monotonic() < retry_at:
             continue
         try:
             tracker.ship(folder, live=folder in live)
@@ -190,26 +194,26 @@ def _ship_each(
             tracker.check()
             if not tracker.explained(folder):
                 retry[folder] = failures + 1, time.monotonic() + 2.0**failures
-                say(f"{folder.name} is not shipped to {tracker.name}; {KEPT}: {_told(error)}")
+                say(f"{folder.name} is not shipped to {tracker.name}; {JOURNAL_KEPT}: {_summary(error)}")
 
 
 def _alive(folder: Path) -> bool:
     try:
         return alive(folder)
-    except AthanorError:  # an unreadable meta.json: told when it is shipped
+    except AthanorError:  # an unreadable meta.json: reported when the run is shipped
         return False
 
 
-def _told(error: Exception) -> str:
+def _summary(error: Exception) -> str:
     """What happened, in one line; MLflow hands on SQLAlchemy's errors with their statements."""
-    if told := str(error) if isinstance(error, AthanorError) else isinstance(error, OSError) and in_words(error):
-        return redact.redact(told)
+    if message := str(error) if isinstance(error, AthanorError) else isinstance(error, OSError) and in_words(error):
+        return redact.redact(message)
     lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith(SQL_NOISE)]
     return redact.redact(": ".join([type(error).__name__, *lines[:1]]))
 
 
 @contextlib.contextmanager
-def _no_shipper(root: Path) -> Iterator[None]:
+def _shipper_lock(root: Path) -> Iterator[None]:
     """Hold the shippers' lock, after the one at work has ended: only one process may write down what was delivered."""
     lock, deadline = root / ".athanor" / "ship.lock", time.monotonic() + LOCK_SECONDS
     while True:
@@ -233,7 +237,7 @@ def attach_later(root: Path, run: str, name: str, data: bytes) -> bool:
     if not (folder / "meta.json").is_file():
         return False
     write_bytes(folder / "files" / name, data)
-    with _no_shipper(root):
+    with _shipper_lock(root):
         if (state := delivery(folder)).get("closed"):
             write_json(folder / "ship.json", {**state, "closed": False})
     start_detached(root)
@@ -242,7 +246,7 @@ def attach_later(root: Path, run: str, name: str, data: bytes) -> bool:
 
 def rebuild(root: Path) -> int:
     """Make every run of this checkout's journals anew in the configured store; returns how many failed."""
-    with _no_shipper(root):
+    with _shipper_lock(root):
         failed = _rebuild(root)
     if any(_alive(folder) for folder in run_folders(root)):
         start_detached(root)
@@ -259,7 +263,7 @@ def _rebuild(root: Path) -> int:
         tracker.forget(folder.name for folder in folders)
         _ship_each(tracker, folders, {folder for folder in folders if _alive(folder)}, retry)
     except Exception as error:
-        what = f"the tracking store failed: {_told(error)}"
+        what = f"the tracking store failed: {_summary(error)}"
         raise AthanorError(what, where=name, fix="see that it runs, then use ship --rebuild again") from error
     print(f"{len(folders) - len(retry)} of {len(folders)} runs are in {name}")
     return len(retry)
@@ -271,17 +275,20 @@ def wait(root: Path, seconds: float) -> int:
         return 0
     deadline = time.monotonic() + seconds
     while True:
-        left = [folder for folder in unshipped(root) if (folder / "end.json").is_file()]
-        if not left or time.monotonic() > deadline:
-            return len(left)
+        unshipped_runs = [folder for folder in unshipped(root) if (folder / "end.json").is_file()]
+        if not unshipped_runs or time.monotonic() > deadline:
+            return len(unshipped_runs)
         start_detached(root)
         time.sleep(0.3)
 
 
 def main() -> int:
-    what, _, how = (__doc__ or "").partition("\n\n")
+    description, _, epilog = (__doc__ or "").partition("\n\n")
     parser = argparse.ArgumentParser(
-        prog="athanor ship", description=what, epilog=how, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="athanor ship",
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="the checkout (default: here)")
     parser.add_argument("--wait", type=float, metavar="SECONDS", help="only wait for the shipper in the background")
@@ -298,15 +305,15 @@ def main() -> int:
             print(error, file=sys.stderr)
             return 1
         except OSError as error:
-            say(f"nothing is shipped; {KEPT}: {_told(error)}")
+            say(f"nothing is shipped; {JOURNAL_KEPT}: {_summary(error)}")
             return 1
 
 
 def _wait(root: Path, seconds: float) -> int:
-    left = wait(root, seconds)
-    if left:
-        print(f"{left} runs are not shipped yet; see {root / '.athanor' / 'ship.log'}", file=sys.stderr)
-    return 1 if left else 0
+    unshipped_count = wait(root, seconds)
+    if unshipped_count:
+        print(f"{unshipped_count} runs are not shipped yet; see {root / '.athanor' / 'ship.log'}", file=sys.stderr)
+    return 1 if unshipped_count else 0
 
 
 def _serve(root: Path) -> int:
@@ -319,12 +326,12 @@ def _serve(root: Path) -> int:
                 return 0
             (root / ".athanor" / "ship.lock").write_text(f"{os.getpid()}\n")
             try:
-                given_up = ship_all(root)
+                unshippable = ship_all(root)
             except StoreReplaced:
                 os.execv(sys.executable, [sys.executable, "-m", "athanor.runtime.ship", "--root", str(root)])
         # A stage that ended between the last look and the release of the lock started no shipper.
-        if given_up is None or not any((f / "end.json").is_file() and f not in given_up for f in unshipped(root)):
-            return 0 if given_up == set() else 1
+        if unshippable is None or not any((f / "end.json").is_file() and f not in unshippable for f in unshipped(root)):
+            return 0 if unshippable == set() else 1
 
 
 if __name__ == "__main__":

@@ -35,8 +35,8 @@ from athanor.runtime.terminal import say
 DONE, PINNED, FACTS, CODE, SECONDS = "DONE", "PINNED", "facts.json", "code.json", "seconds"
 LITTLE_SECONDS = 600.0  # of work; less than this is done again without a question
 NAMES_SHOWN = 6
-_STAYS = frozenset(("lock", "choices.json"))  # the choices for a machine may be there before the slot is entered
-_NO_WORK = _STAYS | {DONE, PINNED, FACTS, CODE, SECONDS, "run.json"}
+_PRESERVED = frozenset(("lock", "choices.json"))  # the choices for a machine may be there before the slot is entered
+_NO_WORK = _PRESERVED | {DONE, PINNED, FACTS, CODE, SECONDS, "run.json"}
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Record:
-    """Which code worked in a slot. `code`: the last; `digests`: all, the first first; `refused`: one that had to ask."""
+    """The code that worked in a slot. `code`: the last; `digests`: all, in order; `refused`: one that had to ask."""
 
     code: Code
     digests: tuple[str, ...]
@@ -117,7 +117,7 @@ class Slot:
         return f"{self.fingerprint}-{self.code.digest[:16]}"
 
     def __enter__(self) -> Slot:
-        handle = lock(self.path / "lock", self._waiting)
+        handle = lock(self.path / "lock", self._say_waiting)
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
         self._lock = handle
@@ -136,7 +136,7 @@ class Slot:
             raise
         return self
 
-    def _waiting(self, holder: str) -> None:
+    def _say_waiting(self, holder: str) -> None:
         say(f"process {holder} is already working on this configuration; waiting for it ({self.path})")
 
     def _prepare(self) -> str:
@@ -149,22 +149,24 @@ class Slot:
             if record.refused:
                 Record(record.code, record.digests).write(self.path)
             return ""
-        ask = question(self.path, self.code, self._shared)
-        if ask:
+        refusal = question(self.path, self.code, self._shared)
+        if refusal:
             Record(record.code, record.digests, self.code).write(self.path)
             # The parts of one work (the sources of a download) are adopted together.
             name = "" if self._shared and not self.pinned else f" {self.fingerprint[:8]}"
             raise InputError(
-                ask,
+                refusal,
                 where=str(self.path),
                 fix=f"`athanor slots adopt{name}` goes on there with the new code, and the result's manifest says so; "
                 f"`athanor slots drop{name}` begins anew; or undo the change",
             )
         work = "the finished work" if self.done and not self._shared else contents(self.path)
-        spent = seconds(self.path) or 0.0
+        seconds_spent = seconds(self.path) or 0.0
         self._begin()
-        what = f"begins anew: {work}, {duration(spent)} of work, was done by other code; changed since then: "
-        return work and what + record.changed(self.code)
+        message = (
+            f"begins anew: {work}, {duration(seconds_spent)} of work, was done by other code; changed since then: "
+        )
+        return work and message + record.changed(self.code)
 
     def _begin(self) -> None:
         """Make an empty slot. The facts come last and go first: killed in between, it is begun once more."""
@@ -172,7 +174,7 @@ class Slot:
         for path in self.path.iterdir():
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
-            elif path.name not in _STAYS:
+            elif path.name not in _PRESERVED:
                 path.unlink(missing_ok=True)
         if self.pinned:
             write_text(self.path / PINNED, "")
@@ -181,7 +183,7 @@ class Slot:
         write_json(self.path / FACTS, redact(self.facts))
 
     def tick(self, now: float | None = None) -> None:
-        """Note how long was worked here; cheap, to be called often. In place, because it need not be exact."""
+        """Write down the time worked in this slot; cheap, to be called often. In place, because it need not be exact."""
         now = time.monotonic() if now is None else now
         if self._lock is None or now - self._written < 1.0:
             return
@@ -215,7 +217,7 @@ class Slot:
 
 
 def seconds(path: Path) -> float | None:
-    """How long was worked in a slot; None where that cannot be read (a power loss)."""
+    """The seconds worked in a slot; None where they cannot be read (after a power loss)."""
     try:
         return float((path / SECONDS).read_text())
     except (OSError, ValueError):
@@ -223,15 +225,15 @@ def seconds(path: Path) -> float | None:
 
 
 def question(path: Path, code: Code, shared: bool) -> str:
-    """What this code has to ask before it goes on in a slot of other code; "" where it need not, or begins anew."""
-    record, spent = Record.read(path), seconds(path)
-    kept = shared or (path / PINNED).is_file()
-    if record.code.files == code.files or (not kept and (path / DONE).is_file()):
+    """The question before this code goes on in a slot of other code; "" where it needs none, or begins anew."""
+    record, seconds_spent = Record.read(path), seconds(path)
+    protected = shared or (path / PINNED).is_file()
+    if record.code.files == code.files or (not protected and (path / DONE).is_file()):
         return ""
     work = contents(path)
-    if not work or (spent is not None and spent < LITTLE_SECONDS):
+    if not work or (seconds_spent is not None and seconds_spent < LITTLE_SECONDS):
         return ""
-    time_spent = "an unknown time" if spent is None else duration(spent)
+    time_spent = "an unknown time" if seconds_spent is None else duration(seconds_spent)
     changed = record.changed(code)
     return f"was worked on by other code, of which changed since then: {changed}. It holds {work}, {time_spent} of work"
 
@@ -243,7 +245,7 @@ def steps(path: Path) -> Iterator[int]:
 
 
 def contents(path: Path) -> str:
-    """What lies in a slot, in words; "" where no work does."""
+    """The work in a slot, in words; "" where there is none."""
     step = max(steps(path), default=None)
     files = [file for top in path.iterdir() if top.name[0] != "." and top.name not in _NO_WORK for file in _files(top)]
     if step == 0 or not files:

@@ -83,18 +83,18 @@ def identity(uri: str) -> tuple[int, int] | None:
 
 
 def make_tables(path: Path) -> None:
-    """An SQLite store that appears whole: one whose making was cut short by a kill could never be opened again."""
+    """Create an SQLite store atomically: one whose creation was cut short by a kill could never be opened again."""
     from mlflow.tracking import MlflowClient
 
-    for left in path.parent.glob(f"{path.name}.*.new*"):
-        left.unlink()
+    for leftover in path.parent.glob(f"{path.name}.*.new*"):
+        leftover.unlink()
     draft = path.with_name(f"{path.name}.{os.getpid()}-{time.time_ns()}.new")  # mlflow remembers paths it has seen
     MlflowClient(tracking_uri=f"sqlite:///{draft}")
     os.replace(draft, path)
 
 
 def delivery(folder: Path) -> dict[str, Any]:
-    """What ship.json says was delivered of a run: nothing when it cannot be read, which costs a second delivery."""
+    """What was delivered of a run, by its ship.json; nothing when it cannot be read, which costs a second delivery."""
     path = folder / "ship.json"
     try:
         stat = path.stat()

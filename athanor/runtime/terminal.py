@@ -1,6 +1,6 @@
-"""A line for the user, and what the operating system says about a disk in words that name the file and what to do.
+"""Messages to the user, among them the operating system's disk errors, with the file and what to do.
 
-Nobody has to read a line: a closed terminal, or `| tee` that ended, is no reason to end the work.
+A message may go unread: a closed terminal, or a `| tee` that ended, is no reason to end the work.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TextIO
 
 from athanor.runtime.redact import redact
 
-GONE = (errno.EPIPE, errno.EIO)  # a pipe without a reader, a terminal that was closed
+READER_GONE = (errno.EPIPE, errno.EIO)  # a pipe without a reader, a terminal that was closed
 STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 NO_ROOM = {
     errno.ENOSPC: "the disk is full",
@@ -34,20 +34,20 @@ BROKEN = {
 def say(text: str, file: TextIO | None = None) -> None:
     """Show a line on standard error (or `file`), without secrets. That it cannot be written is never an error.
 
-    Once nobody reads any more, the stream leads to nowhere: for bars and libraries, which do raise, and for Python's
-    last flush, which would turn the exit status into 120.
+    Once nobody reads any more, the stream is redirected to /dev/null: bars and libraries would raise, and Python's
+    last flush would turn the exit status into 120.
     """
     stream = sys.stderr if file is None else file
     try:
         print(redact(text), file=stream, flush=True)
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a signal came while another line was written
-        if getattr(error, "errno", None) in GONE:
+        if getattr(error, "errno", None) in READER_GONE:
             with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
                 os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """What asks a process to save and end. A closed terminal does, unless `nohup` says that it does not count."""
+    """The signals that ask a process to save and end. A closed terminal is one, unless started with `nohup`."""
     return STOP if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (*STOP, signal.SIGHUP)
 
 
@@ -58,8 +58,8 @@ def in_words(error: OSError) -> str | None:
     path = Path(name) if name else Path.cwd()
     where = str(path) if name else f"a file that the system does not name, perhaps below {path}"
     if error.errno in NO_ROOM:
-        there = next(folder for folder in (path, *path.resolve().parents) if folder.exists())
-        free = shutil.disk_usage(there).free / 2**20
+        existing = next(folder for folder in (path, *path.resolve().parents) if folder.exists())
+        free = shutil.disk_usage(existing).free / 2**20
         return f"{where}: {NO_ROOM[error.errno]} ({free:.0f} MiB free). Fix: free some space and run the same command again"
     if error.errno in BROKEN:
         fix = "see dmesg for what the kernel says, then run the same command again; python -m athanor doctor --deep finds damage"

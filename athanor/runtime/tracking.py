@@ -33,7 +33,7 @@ from athanor.runtime.store import (
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-MOST = {"metrics": 800, "params": 100, "tags": 100}  # of a request
+MAX_ITEMS_PER_REQUEST = {"metrics": 800, "params": 100, "tags": 100}  # of a request
 CHUNK_BYTES = 2**20
 PARAM_CHARS = 6000
 TAG_CHARS = 5000
@@ -60,15 +60,15 @@ class Tracker:
             if path is not None and not path.exists():
                 make_tables(path)
             self.client = MlflowClient(tracking_uri=uri)
-            found = self.client.get_experiment_by_name(EXPERIMENT)
-            if found is None:
+            experiment = self.client.get_experiment_by_name(EXPERIMENT)
+            if experiment is None:
                 artifacts = None if uri.startswith("http") else artifacts_of(path or root / "mlflow.db").as_uri()
-                made = self.client.create_experiment(EXPERIMENT, artifact_location=artifacts)
-                found = self.client.get_experiment(made)
-            elif found.lifecycle_stage == "deleted":  # its name cannot be used again, and runs need a place
-                self.client.restore_experiment(found.experiment_id)
-        self.experiment = found.experiment_id
-        self.store = f"{found.experiment_id}@{found.creation_time}"  # another after the database was deleted
+                experiment_id = self.client.create_experiment(EXPERIMENT, artifact_location=artifacts)
+                experiment = self.client.get_experiment(experiment_id)
+            elif experiment.lifecycle_stage == "deleted":  # its name cannot be used again, and runs need a place
+                self.client.restore_experiment(experiment.experiment_id)
+        self.experiment = experiment.experiment_id
+        self.store = f"{experiment.experiment_id}@{experiment.creation_time}"  # another after the database was deleted
         self._file = identity(uri)
 
     def check(self) -> None:
@@ -77,7 +77,7 @@ class Tracker:
             raise StoreReplaced
 
     def lacks(self, folder: Path) -> bool:
-        """True when a run was delivered to this address, but the store there has begun anew since."""
+        """True when a run was delivered to this address, but the store there was replaced by a new one since."""
         state = delivery(folder)
         return state.get("uri") == self.name and state.get("store") != self.store
 
@@ -87,7 +87,7 @@ class Tracker:
         path = folder / "ship.json"
         state = delivery(folder)
         if (state.get("uri"), state.get("store")) != (self.name, self.store):
-            state = {"uri": self.name, "store": self.store, "offset": 0}  # another store: tell it everything
+            state = {"uri": self.name, "store": self.store, "offset": 0}  # another store: send it everything
         elif not live and state.get("dead") and state.get("resumed") == meta["resumed"]:
             if not (folder / "end.json").is_file() and not has_more(folder, state["offset"]):
                 return
@@ -136,11 +136,11 @@ class Tracker:
 
     def forget(self, run_ids: Iterable[str]) -> None:
         """Delete the runs of these journals, and their parents unless other checkouts have runs there."""
-        ours = set(run_ids)
+        own_runs = set(run_ids)
         with store_lock(self.uri):
             parents = set()
             for run in self._search("tags.`athanor.run` LIKE '%'"):
-                if run.data.tags["athanor.run"] in ours:
+                if run.data.tags["athanor.run"] in own_runs:
                     self.client.delete_run(run.info.run_id)
                     parents.add(run.data.tags.get("mlflow.parentRunId"))
             for run in self._search("tags.`athanor.key` LIKE '%'"):
@@ -157,9 +157,9 @@ class Tracker:
 
     def _by_tag(self, tag: str, value: str) -> list[Run]:
         """Active runs with a tag, the oldest first. The query language cannot quote a quote, so it gets a wildcard."""
-        found = self._search(f"tags.`{tag}` LIKE '{value.replace(chr(39), '_')}'")
-        same = [run for run in found if run.data.tags.get(tag) == value]
-        return sorted(same, key=lambda run: (run.info.start_time, run.info.run_id))
+        candidates = self._search(f"tags.`{tag}` LIKE '{value.replace(chr(39), '_')}'")
+        exact = [run for run in candidates if run.data.tags.get(tag) == value]
+        return sorted(exact, key=lambda run: (run.info.start_time, run.info.run_id))
 
     def _parent(self, meta: dict[str, Any]) -> str:
         """The run that groups all stages of one (experiment or branch, commit, params). Call with the store locked.
@@ -167,15 +167,15 @@ class Tracker:
         Two of one key are merged into the older: every shipper chooses alike.
         """
         parents = self._by_tag("athanor.key", meta["key"])
-        for other in parents[1:]:
-            for child in self._by_tag("mlflow.parentRunId", other.info.run_id):
+        for duplicate in parents[1:]:
+            for child in self._by_tag("mlflow.parentRunId", duplicate.info.run_id):
                 self.client.set_tag(child.info.run_id, "mlflow.parentRunId", parents[0].info.run_id)
-            self.client.delete_run(other.info.run_id)
+            self.client.delete_run(duplicate.info.run_id)
         if parents:
             if parents[1:]:
-                self._settle(parents[0].info.run_id)
+                self._update_parent(parents[0].info.run_id)
             return parents[0].info.run_id
-        # The end tells runs of one commit with other parameters apart, and is short: the UI cuts names at 18 letters.
+        # The ending distinguishes runs of one commit by their parameters. It is short: the UI cuts names at 18 letters.
         name = meta["experiment"] or re.sub(r"@([^@]*)/(.{4}).*$", r"-\1-\2", meta["key"])
         tags = {"athanor.key": meta["key"], "mlflow.source.git.commit": meta["commit"], "athanor.dirty": meta["dirty"]}
         return self._new(meta, name, tags)
@@ -191,12 +191,12 @@ class Tracker:
             parent = self._parent(meta)
             # A crash between creating the run and noting its id must not make a second one.
             runs = self._by_tag("athanor.run", meta["run"])
-            for other in runs[1:]:
-                self.client.delete_run(other.info.run_id)
+            for duplicate in runs[1:]:
+                self.client.delete_run(duplicate.info.run_id)
             run_id = runs[0].info.run_id if runs else self._new(meta, meta["stage"], _tags(meta, parent))
             params = {_key(key): str(value)[:PARAM_CHARS] for key, value in meta["params"].items()}
-            for each in (run_id, parent):
-                self._add_params(each, params)
+            for target_id in (run_id, parent):
+                self._add_params(target_id, params)
             self._add_inputs(run_id, meta)
         return run_id
 
@@ -232,13 +232,13 @@ class Tracker:
 
     def _send(self, run_id: str, **lists: list[Any]) -> None:
         for kind, items in lists.items():
-            for start in range(0, len(items), MOST[kind]):
-                self.client.log_batch(run_id, **{kind: items[start : start + MOST[kind]]})
+            for start in range(0, len(items), MAX_ITEMS_PER_REQUEST[kind]):
+                self.client.log_batch(run_id, **{kind: items[start : start + MAX_ITEMS_PER_REQUEST[kind]]})
 
     def _metrics(self, run_id: str, path: Path, offset: int) -> Iterator[tuple[int, str]]:
-        """Send the whole journal lines after `offset`, in parts.
+        """Send the complete journal lines after `offset`, in chunks.
 
-        Yields, for each part that arrived, the offset after it and the health that it tells (empty: nothing).
+        Yields, for each chunk that arrived, the offset after it and the health that its rows report ("" for none).
         """
         from mlflow.entities import Metric
 
@@ -249,7 +249,9 @@ class Tracker:
                 with naming(path):
                     file.seek(offset)
                     data = file.read(CHUNK_BYTES)
-                    data = data[: data.rfind(b"\n") + 1] or data + file.readline()  # one line may be longer than a part
+                    data = (
+                        data[: data.rfind(b"\n") + 1] or data + file.readline()
+                    )  # one line may be longer than a chunk
                 if not data.endswith(b"\n"):
                     return
                 chunk = list(rows(data))
@@ -258,7 +260,7 @@ class Tracker:
                     (name, value, row["t"], row["s"]) for row in chunk for name, value in row.get("m", {}).items()
                 ]
                 numbers += [(f"health.{r['rule']}", HEALTH.index(r["level"]), r["t"], r["step"]) for r in findings]
-                batch = [Metric(_key(name), float(value), *when) for name, value, *when in numbers]
+                batch = [Metric(_key(name), float(value), *time_and_step) for name, value, *time_and_step in numbers]
                 self._send(run_id, metrics=batch)
                 offset += len(data)
                 watched = ["ok"] if findings or any(row.get("event") == "training" for row in chunk) else [""]
@@ -295,16 +297,16 @@ class Tracker:
                 self.client.delete_tag(run_id, stale)  # of an earlier attempt
             if child.data.tags["mlflow.parentRunId"] != parent:
                 self.client.set_tag(run_id, "mlflow.parentRunId", parent)
-            self._settle(parent, run_id)
+            self._update_parent(parent, run_id)
 
-    def _settle(self, parent: str, only: str = "") -> None:
-        """Make a parent say what its children say; its numbers only for the child `only`, when given."""
+    def _update_parent(self, parent: str, child_id: str = "") -> None:
+        """Update a parent from its children; with `child_id`, the numbers of that child only."""
         from mlflow.entities import Metric, RunTag
 
         children = [run for run in self._by_tag("mlflow.parentRunId", parent) if "athanor.run" in run.data.tags]
         children.sort(key=lambda run: (run.info.start_time, run.data.tags["athanor.run"]))
         finished = [run for run in children if run.info.status == "FINISHED"]
-        for run in (run for run in finished if only in ("", run.info.run_id)):
+        for run in (run for run in finished if child_id in ("", run.info.run_id)):
             stage = run.data.tags["athanor.stage"].replace("-", "_")
             numbers = [(k.removeprefix("final."), v) for k, v in run.data.metrics.items() if k.startswith("final.")]
             stamp = run.info.end_time
@@ -323,7 +325,7 @@ class Tracker:
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:
-    """MLflow logs each error of its database with the traceback, then raises it: the shipper tells it in a line."""
+    """A filter of log records. MLflow logs a database error with its traceback and raises it; the shipper reports it."""
     return not record.exc_info
 
 

@@ -1,8 +1,8 @@
-"""The health monitor beside a run that trains: each finding goes to the terminal, the journal and a file.
+"""The health monitor of a run that trains: each finding goes to the terminal, the journal and a file.
 
 The monitor reads what the journal reads, so a resumed run first goes through
 its journal again and then knows what it would know without the interruption.
-A finding that the journal holds is not told twice.
+A finding that the journal holds is not reported twice.
 """
 
 from __future__ import annotations
@@ -30,28 +30,33 @@ class Health:
         self.reader = Reader(plan["phase"], thresholds)
         for row in rows(journal.path.read_bytes()):
             self.reader.line(row)
-        told = {(finding.rule, finding.step, finding.level) for finding in self.reader.recorded}
+        recorded = {(finding.rule, finding.step, finding.level) for finding in self.reader.recorded}
         if self.reader.monitor is None:
             journal.event("training", **plan)
             self.reader.line({"event": "training", **plan})
-        self._tell([each for each in self.reader.findings if (each.rule, each.step, each.level) not in told])
+        self._report(
+            [finding for finding in self.reader.findings if (finding.rule, finding.step, finding.level) not in recorded]
+        )
 
     def see(self, step: int, values: Mapping[str, float]) -> None:
         """Look at numbers that the journal has just taken. Trouble of the monitor's own never stops a training."""
         if self.broken:
             return
         try:
-            found = self.reader.line({"s": step, "m": values})
+            findings = self.reader.line({"s": step, "m": values})
         except Exception as error:
             self.broken = True
             self.say(f"the health monitor stopped at step {step} ({error!r}); the training goes on")
             return
-        if found:
-            self._tell(found)
+        if findings:
+            self._report(findings)
 
-    def _tell(self, found: list[Finding]) -> None:
-        for finding in found:
+    def _report(self, findings: list[Finding]) -> None:
+        for finding in findings:
             self.say(str(finding))
             self.journal.event("finding", **finding.to_dict())
-        told = {"status": status(self.reader.findings), "findings": [each.to_dict() for each in self.reader.findings]}
-        write_json(self.journal.folder / "files" / FILE, redact(told))
+        summary = {
+            "status": status(self.reader.findings),
+            "findings": [each.to_dict() for each in self.reader.findings],
+        }
+        write_json(self.journal.folder / "files" / FILE, redact(summary))

@@ -1,4 +1,4 @@
-"""Tells why a training run hangs, and ends it: signs of life, stack dumps, a heartbeat file.
+"""Shows why a training run hangs, and ends it: signs of life, stack dumps, a heartbeat file.
 
 Each step is a sign of life; so is a file that changes in a checkpoint folder,
 because a large checkpoint takes minutes. A thread waits for the next sign. When
@@ -37,7 +37,7 @@ from athanor.runtime.terminal import say
 T = TypeVar("T")
 HEARTBEAT = "heartbeat.json"
 HEARTBEAT_SECONDS = 5.0
-USUAL_STEPS, AT_LEAST = 10, 300.0  # steps and seconds without a sign of life, whichever is longer
+HANG_STEPS, MIN_HANG_SECONDS = 10, 300.0  # steps and seconds without a sign of life, whichever is longer
 GRACE = 3600.0  # s for what may compile (the first steps) or go through much data (a validation)
 FIRST_STEPS = 3
 LAST_WORDS = 10.0  # s for the journal's end, which may hang on the same disk
@@ -71,19 +71,19 @@ class Watch:
         self._written = float("-inf")
         self._stacks: TextIO | None = None
         self._thread: threading.Thread | None = None
-        self._on, self._over = False, threading.Event()
+        self._watching, self._closed = False, threading.Event()
 
     # -- called by the stage --------------------------------------------------
 
     def begin(self) -> None:
         """Dump stacks on SIGUSR2, and watch the steps to come. For a process that is a stage and nothing else."""
-        self._on = True
+        self._watching = True
         self._register(sys.stderr)
 
-    def into(self, folder: Path) -> None:
+    def use_folder(self, folder: Path) -> None:
         """Heartbeat and stacks go to the run's journal folder from now on."""
         self._folder = folder
-        if self._on:
+        if self._watching:
             self._open_stacks(folder)
 
     def beat(self, phase: str = "") -> None:
@@ -100,18 +100,18 @@ class Watch:
         now = time.monotonic()
         if self._stepped is not None:
             self._steps.append(now - self._stepped)
-        if self._on and self._stacks is None:
-            self._follow()
+        if self._watching and self._stacks is None:
+            self._open_stacks_of_slot()
         self._stepped = now
         self.beat("training")
-        if self._thread is None and self._on and self._seconds:
+        if self._thread is None and self._watching and self._seconds:
             self._thread = threading.Thread(target=self._wait, name="watchdog", daemon=True)
             self._thread.start()
 
-    def lasting(self, phase: str, work: Callable[..., T]) -> Callable[..., T]:
-        """`work` as something that may take long: a validation takes many times as long as a step."""
+    def long_operation(self, phase: str, work: Callable[..., T]) -> Callable[..., T]:
+        """Wrap `work` as an operation that may take long: a validation takes many times as long as a step."""
 
-        def told(*args: Any) -> T:
+        def wrapped(*args: Any) -> T:
             before, started = self.phase, time.monotonic()
             self.beat(phase)
             try:
@@ -120,10 +120,10 @@ class Watch:
                 self._longest[phase] = max(self._longest.get(phase, 0.0), time.monotonic() - started)
                 self.beat(before)
 
-        return told
+        return wrapped
 
     def close(self) -> None:
-        self._over.set()
+        self._closed.set()
         if self._thread is not None and threading.current_thread().name != "last words":
             self._thread.join(LAST_WORDS)
             faulthandler.cancel_dump_traceback_later()
@@ -144,22 +144,22 @@ class Watch:
         tick = min(1.0, self._seconds / 10) if self._seconds > 0 else 1.0
         beats, waited, last, alarmed = self._beats, 0.0, time.monotonic(), False
         files: Any = None
-        while not self._over.wait(tick):
+        while not self._closed.wait(tick):
             now = time.monotonic()
             waited += min(now - last, 2 * tick)
             last, allowed = now, self.allowed()
             with contextlib.suppress(ValueError):  # the file was closed: the run has just ended
                 faulthandler.dump_traceback_later(2 * allowed + tick, file=self._stacks or sys.stderr)
-            if self._beats != beats or self._trained():
+            if self._beats != beats or self._all_steps_done():
                 if alarmed:
                     self._alarm(f"the step ended after {duration(waited)}; it goes on", {})
                 beats, waited, alarmed, files = self._beats, 0.0, False, None
                 continue
             if waited > allowed / 2:
-                found = self._files()
-                if files is not None and found != files:
+                files_now = self._files()
+                if files is not None and files_now != files:
                     waited = 0.0
-                files = found
+                files = files_now
             if waited >= allowed and not alarmed:
                 alarmed = True
                 self._raise_alarm(waited)
@@ -172,12 +172,12 @@ class Watch:
         """Seconds without a sign of life that are no reason for an alarm now."""
         steps = list(self._steps)
         usual = statistics.median(steps) if steps else 0.0
-        allowed = self._seconds if self._seconds > 0 else max(USUAL_STEPS * usual, AT_LEAST)
+        allowed = self._seconds if self._seconds > 0 else max(HANG_STEPS * usual, MIN_HANG_SECONDS)
         if self.phase != "training":
-            return max(allowed, GRACE, USUAL_STEPS * self._longest.get(self.phase, 0.0))
+            return max(allowed, GRACE, HANG_STEPS * self._longest.get(self.phase, 0.0))
         return max(allowed, GRACE) if len(steps) < FIRST_STEPS - 1 else allowed
 
-    def _trained(self) -> bool:
+    def _all_steps_done(self) -> bool:
         """Whether all steps are done: what follows, such as writing the weights, has no steps."""
         return self.bar.total is not None and self.bar.done >= self.bar.total
 
@@ -193,19 +193,19 @@ class Watch:
         return sorted(files)
 
     def _raise_alarm(self, waited: float) -> None:
-        place = self._folder or Path("the terminal")
+        folder = self._folder or Path("the terminal")
         what = f"no sign of life for {duration(waited)} ({self.phase}, after step {self.step_number})"
         file = self._stacks or sys.stderr
         say(f"{time.strftime('%Y-%m-%d %H:%M:%S')} process {os.getpid()}: {what}", file)
         faulthandler.dump_traceback(file=file, all_threads=True)
-        others = siblings()
-        for pid in others:
+        sibling_pids = siblings()
+        for pid in sibling_pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGUSR2)
-        named = f"{place}/stacks.rank*.txt" if others else getattr(self._stacks, "name", place)
-        facts = {"seconds": round(waited, 1), "phase": self.phase, "step": self.step_number, "stacks": str(named)}
-        then = "; it ends if that lasts as long again" if self._end else ""
-        bounded(lambda: self._alarm(f"{what}; the stacks are in {named}{then}", facts))
+        stacks_name = f"{folder}/stacks.rank*.txt" if sibling_pids else getattr(self._stacks, "name", folder)
+        facts = {"seconds": round(waited, 1), "phase": self.phase, "step": self.step_number, "stacks": str(stacks_name)}
+        consequence = "; it ends if that lasts as long again" if self._end else ""
+        bounded(lambda: self._alarm(f"{what}; the stacks are in {stacks_name}{consequence}", facts))
 
     def _give_up(self, waited: float, end: Callable[[str], None]) -> None:
         text = f"no sign of life for {duration(waited)} ({self.phase}, after step {self.step_number}): ended"
@@ -218,7 +218,7 @@ class Watch:
         heartbeat = {"pid": os.getpid(), "host": platform.node(), "time_ms": now_ms(), "phase": self.phase}
         heartbeat |= {"step": self.step_number, self.bar.unit or "done": self.bar.done, "total": self.bar.total}
         temporary = path.with_name(f".{path.name}.tmp")
-        with contextlib.suppress(OSError):  # a full disk is told by what matters
+        with contextlib.suppress(OSError):  # a full disk is reported by the work itself
             # Not flushed to the disk: after a power loss nobody is alive anyway, and a flush can take seconds.
             temporary.write_text(json.dumps(heartbeat) + "\n")
             os.replace(temporary, path)
@@ -227,8 +227,8 @@ class Watch:
         self._stacks = open(folder / f"stacks.rank{os.environ.get('RANK', '0')}.txt", "a", encoding="utf-8")
         self._register(self._stacks)
 
-    def _follow(self) -> None:
-        """A process that only helps has no journal; its stacks go to that of the one that has the slot."""
+    def _open_stacks_of_slot(self) -> None:
+        """Send a worker's stacks to the journal folder of the process that has the slot: it has none of its own."""
         for slot in self._slots:
             with contextlib.suppress(OSError, ValueError, KeyError):
                 run = json.loads((slot / "run.json").read_text(encoding="utf-8"))["run"]
@@ -251,11 +251,11 @@ def siblings() -> list[int]:
     """The other processes that torchrun started on this host and that dump their stacks on SIGUSR2."""
     if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) < 2:
         return []
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/status"):
         with contextlib.suppress(OSError, ValueError):
             facts = dict(line.split(":\t", 1) for line in path.read_text().splitlines() if ":\t" in line)
             caught = int(facts["SigCgt"], 16) >> (signal.SIGUSR2 - 1) & 1  # whom it would not kill
             if int(facts["PPid"]) == os.getppid() and caught and int(path.parent.name) != os.getpid():
-                found.append(int(path.parent.name))
-    return sorted(found)
+                pids.append(int(path.parent.name))
+    return sorted(pids)

@@ -22,7 +22,7 @@ GATHER_DOCUMENTS = 1 << 14  # documents between two looks at the outside world
 
 @dataclass(frozen=True)
 class Target:
-    """The artifact's folder, and what holds for all that is written there."""
+    """The artifact's folder, and the settings of everything that is written there."""
 
     folder: Path
     tokenizer: Tokenizer
@@ -71,7 +71,7 @@ def write_stream(
 
 
 def write_val(target: Target, tokens: Mapping[str, Tokens], names: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Write and check each source's held-out documents in their own order; returns what there is, 0 where nothing."""
+    """Write and check each source's held-out documents in their own order; returns their counts by source, 0 for none."""
     rows = {}
     for name in names:
         source_tokens = tokens.get(name, Tokens((), np.zeros(0, np.int64), 0))
@@ -83,8 +83,8 @@ def write_val(target: Target, tokens: Mapping[str, Tokens], names: Sequence[str]
             for number in range(stream.documents):
                 writer.add(stream.document(number))
             writer.close()
-            counted = _check_files(target, folder, 1)
-            shard_gate.check_counts({name: int(counted["shards"].sum())}, {name: total}, f"val/{name}")
+            file_facts = _check_files(target, folder, 1)
+            shard_gate.check_counts({name: int(file_facts["shards"].sum())}, {name: total}, f"val/{name}")
         rows[name] = {"tokens": total, "documents": source_tokens.documents, "text_bytes": source_tokens.text_bytes}
     return rows
 
@@ -95,26 +95,28 @@ def check_stream(
     sources: Sequence[MixSource],
     plan: Plan,
     tokens: Mapping[str, Tokens],
-    asked: int | None,
+    requested_tokens: int | None,
 ) -> Stream:
     """Run the gates on the written files of a stream, and describe it by what is in them."""
-    counted = _check_files(target, target.folder / stream_name, len(sources))
+    file_facts = _check_files(target, target.folder / stream_name, len(sources))
     names = [source.name for source in sources]
-    taken = dict(zip(names, counted["shards"].sum(axis=0).tolist(), strict=True))
-    shard_gate.check_counts(taken, dict(zip(names, plan.taken, strict=True)), stream_name)
-    shard_gate.check_shares(counted["shards"], names, _targets(sources), target.tolerance, counted["longest"])
-    shard_gate.check_epochs(taken, {s.name: s.total for s in sources}, {s.name: s.max_epochs for s in sources})
-    facts = rounded(_describe(sources, tokens, counted))
+    tokens_by_source = dict(zip(names, file_facts["shards"].sum(axis=0).tolist(), strict=True))
+    shard_gate.check_counts(tokens_by_source, dict(zip(names, plan.taken, strict=True)), stream_name)
+    shard_gate.check_shares(file_facts["shards"], names, _targets(sources), target.tolerance, file_facts["longest"])
+    shard_gate.check_epochs(
+        tokens_by_source, {s.name: s.total for s in sources}, {s.name: s.max_epochs for s in sources}
+    )
+    facts = rounded(_describe(sources, tokens, file_facts))
     metrics = {
         **facts["counts"],
         "sources": facts["sources"],
-        "shards": len(counted["shards"]),
-        "asked_tokens": asked,
+        "shards": len(file_facts["shards"]),
+        "asked_tokens": requested_tokens,
         "allowed_tokens": plan.allowed,
         "limited_by": plan.limited_by,
-        "longest_document_tokens": counted["longest"],
+        "longest_document_tokens": file_facts["longest"],
     }
-    return Stream(facts, metrics, counted["histogram"])
+    return Stream(facts, metrics, file_facts["histogram"])
 
 
 def _check_files(target: Target, folder: Path, sources: int) -> Facts:
@@ -122,16 +124,16 @@ def _check_files(target: Target, folder: Path, sources: int) -> Facts:
     return shard_gate.check_files(folder, target.dtype, tokenizer.vocab_size, tokenizer.bos, tokenizer.eos, sources)
 
 
-def _describe(sources: Sequence[MixSource], tokens: Mapping[str, Tokens], counted: Mapping[str, Any]) -> Facts:
+def _describe(sources: Sequence[MixSource], tokens: Mapping[str, Tokens], file_facts: Mapping[str, Any]) -> Facts:
     """Totals, a table by source, and the tokens of each source in each shard."""
-    by_source = counted["shards"].sum(axis=0).tolist()
+    by_source = file_facts["shards"].sum(axis=0).tolist()
     total = sum(by_source)
     rows = {}
     for number, (source, share) in enumerate(zip(sources, _targets(sources), strict=True)):
         text_bytes = tokens[source.name].text_bytes
         rows[source.name] = {
             "tokens": by_source[number],
-            "documents": int(counted["documents"][number]),
+            "documents": int(file_facts["documents"][number]),
             "unique_tokens": source.total,
             "unique_documents": len(source.lengths),
             "text_bytes": text_bytes,
@@ -141,9 +143,9 @@ def _describe(sources: Sequence[MixSource], tokens: Mapping[str, Tokens], counte
             "share": by_source[number] / total,
         }
     return {
-        "counts": {"tokens": total, "documents": int(counted["documents"].sum())},
+        "counts": {"tokens": total, "documents": int(file_facts["documents"].sum())},
         "sources": rows,
-        "per_shard": {s.name: counted["shards"][:, number].tolist() for number, s in enumerate(sources)},
+        "per_shard": {s.name: file_facts["shards"][:, number].tolist() for number, s in enumerate(sources)},
     }
 
 
@@ -158,7 +160,7 @@ def id_statistics(tokenizer: Tokenizer, histogram: np.ndarray) -> Facts:
     }
 
 
-# Streams by name, main one first, as the rows of plots; a name of its own for each bar and shard.
+# The rows of plots, from streams by name (the main one first). Each bar and each shard has a name of its own.
 
 
 def shares_by_source(streams: Mapping[str, Mapping[str, Any]]) -> list[Facts]:
@@ -174,35 +176,35 @@ def shares_by_source(streams: Mapping[str, Mapping[str, Any]]) -> list[Facts]:
 
 def shares_by_shard(streams: Mapping[str, Mapping[str, Any]]) -> list[Facts]:
     """Shards are counted through all streams."""
-    rows, before = [], 0
+    rows, shard_count = [], 0
     for stream, facts in streams.items():
         names = sorted(facts["per_shard"])
         table = np.array([facts["per_shard"][name] for name in names]).T.tolist()
-        for number, tokens in enumerate(table, before):
+        for number, tokens in enumerate(table, shard_count):
             rows += [
                 {"stream": stream, "shard": number, "source": name, "share": count / sum(tokens)}
                 for name, count in zip(names, tokens, strict=True)
             ]
-        before += len(table)
+        shard_count += len(table)
     return rows
 
 
-def mixture_table(sources: Sequence[MixSource], plan: Plan, asked: int | None) -> str:
+def mixture_table(sources: Sequence[MixSource], plan: Plan, requested_tokens: int | None) -> str:
     """A plan as a table for people: one line for each source, and what ends the stream."""
-    head = f"{'source':<20} {'documents':>12} {'tokens':>15} {'share':>7} {'cap':>7} {'epochs':>7} {'in stream':>15}"
-    lines = [head]
-    for source, share, taken in zip(sources, _targets(sources), plan.taken, strict=True):
+    header = f"{'source':<20} {'documents':>12} {'tokens':>15} {'share':>7} {'cap':>7} {'epochs':>7} {'in stream':>15}"
+    lines = [header]
+    for source, share, planned_tokens in zip(sources, _targets(sources), plan.taken, strict=True):
         lines.append(
             f"{source.name:<20} {len(source.lengths):>12,} {source.total:>15,} {share:>7.3f} {source.max_epochs:>7g}"
-            f" {taken / source.total:>7.2f} {taken:>15,}"
+            f" {planned_tokens / source.total:>7.2f} {planned_tokens:>15,}"
         )
-    if asked is None or asked > plan.allowed:
+    if requested_tokens is None or requested_tokens > plan.allowed:
         end = f"the epoch cap of source '{plan.limited_by}' ends the stream"
     else:
-        end = f"{asked:,} asked; the caps allow {plan.allowed:,}, by source '{plan.limited_by}'"
+        end = f"{requested_tokens:,} asked; the caps allow {plan.allowed:,}, by source '{plan.limited_by}'"
     return "\n".join([*lines, f"{plan.total:,} tokens: {end}"])
 
 
 def _targets(sources: Sequence[MixSource]) -> list[float]:
-    weight = weights(sources)
-    return [w / sum(weight) for w in weight]
+    source_weights = weights(sources)
+    return [source_weight / sum(source_weights) for source_weight in source_weights]

@@ -19,34 +19,36 @@ FIX = "run dvc repro --force shard; if it fails again, this is a bug"
 
 
 def check_disjoint(train: Iterable[np.ndarray], val: Iterable[np.ndarray]) -> None:
-    """No document content in both splits. Parts of uint64 [documents, 2] content hashes; only `val` is kept in memory.
+    """GateError when a document's content is in both splits.
+
+    Both are given as arrays uint64 [documents, 2] of content hashes; only `val` is kept in memory.
 
     Equal texts only: near duplicates of held-out documents are the gate of clean, which has the words.
     """
     held_out = np.concatenate([np.zeros((0, 2), dtype=np.uint64), *val])
     held_out = held_out[np.argsort(held_out[:, 0])]
-    both: set[tuple[int, ...]] = set()
+    shared_hashes: set[tuple[int, ...]] = set()
     for hashes in train:
         # By the first half, in one go; those that agree in it are next to nothing.
         suspects = hashes[np.isin(hashes[:, 0], held_out[:, 0])]
         twins = held_out[np.isin(held_out[:, 0], suspects[:, 0])]
-        both |= {tuple(pair) for pair in suspects.tolist()} & {tuple(pair) for pair in twins.tolist()}
-    if both:
-        example = "".join(f"{half:016x}" for half in min(both))
+        shared_hashes |= {tuple(pair) for pair in suspects.tolist()} & {tuple(pair) for pair in twins.tolist()}
+    if shared_hashes:
+        example = "".join(f"{half:016x}" for half in min(shared_hashes))
         raise GateError(
             "split",
-            f"{len(both)} documents are in both train and val, for example {example}",
+            f"{len(shared_hashes)} documents are in both train and val, for example {example}",
             where="data/clean",
             fix="deduplicate across the split in clean",
         )
 
 
 def check_complete(
-    tokenised: Mapping[str, Tokens], counted: Mapping[str, Mapping[str, int]], names: Collection[str], split: str
+    tokenised: Mapping[str, Tokens], clean_counts: Mapping[str, Mapping[str, int]], names: Collection[str], split: str
 ) -> None:
-    """What was tokenised of each source in `names` are the documents and bytes that clean counted."""
+    """GateError unless the documents and bytes tokenised of each source in `names` are those that clean counted."""
     for name in sorted(names):
-        expected = tuple(counted[name][key] for key in ("documents", "bytes")) if name in counted else (0, 0)
+        expected = tuple(clean_counts[name][key] for key in ("documents", "bytes")) if name in clean_counts else (0, 0)
         actual = (tokenised[name].documents, tokenised[name].text_bytes) if name in tokenised else (0, 0)
         if actual != expected:
             raise GateError(
@@ -59,7 +61,7 @@ def check_complete(
 
 
 def check_counts(written: Mapping[str, int], planned: Mapping[str, int], where: str) -> None:
-    """Tokens in the files are the sum over the documents that belong there, for each source."""
+    """GateError unless the files have as many tokens of each source as were planned."""
     for name, tokens in planned.items():
         if written[name] != tokens:
             raise GateError("counts", f"{written[name]:,} tokens of '{name}', not {tokens:,}", where=where, fix=FIX)
@@ -85,8 +87,8 @@ def check_files(folder: Path, dtype: np.dtype, vocab_size: int, bos: int, eos: i
         counts = np.zeros(vocab_size, dtype=np.int64)
         for start in range(0, len(tokens), COUNT_TOKENS):  # bincount needs 8 bytes for each token
             counts += np.bincount(tokens[start : start + COUNT_TOKENS], minlength=vocab_size)
-        ends_right = (tokens[starts[:-1]] == bos).all() and (tokens[starts[1:] - 1] == eos).all()
-        if not ends_right or counts[bos] != len(lengths) or counts[eos] != len(lengths):
+        delimited = (tokens[starts[:-1]] == bos).all() and (tokens[starts[1:] - 1] == eos).all()
+        if not delimited or counts[bos] != len(lengths) or counts[eos] != len(lengths):
             raise GateError("boundaries", "documents are not each one <|bos|>, text, one <|eos|>", where=where, fix=FIX)
         source_path = path.with_suffix(".src.npy")
         numbers = np.load(source_path) if source_path.is_file() else np.zeros(len(lengths), dtype=np.uint8)
@@ -100,7 +102,7 @@ def check_files(folder: Path, dtype: np.dtype, vocab_size: int, bos: int, eos: i
 def check_shares(
     shards: np.ndarray, names: Sequence[str], targets: Sequence[float], tolerance: float, longest: int
 ) -> None:
-    """Each source's share is its target within `tolerance`, in all shards together and in each.
+    """GateError unless each source's share is its target within `tolerance`, in all shards together and in each.
 
     `shards` is int64 [shards, sources]. The tolerance widens by what indivisible documents can do to a stretch.
     """
@@ -117,9 +119,9 @@ def check_shares(
                 )
 
 
-def check_epochs(taken: Mapping[str, int], unique: Mapping[str, int], max_epochs: Mapping[str, float]) -> None:
-    """No source is repeated more often than its cap; `taken` and `unique` are tokens with and without repeats."""
-    for name, tokens in taken.items():
+def check_epochs(used: Mapping[str, int], unique: Mapping[str, int], max_epochs: Mapping[str, float]) -> None:
+    """GateError when a source is repeated more often than its cap; `used` and `unique` are tokens with and without repeats."""
+    for name, tokens in used.items():
         epochs = tokens / unique[name]
         if epochs > max_epochs[name] * (1 + 1e-9):
             raise GateError("epochs", f"source '{name}' is seen {epochs:.3f} times, cap {max_epochs[name]}", fix=FIX)

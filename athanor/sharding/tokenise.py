@@ -72,7 +72,7 @@ class Tokens:
     def stream(self, dtype: np.dtype) -> TokenStream:
         return TokenStream.of(self.paths, dtype)
 
-    def contents(self) -> Iterator[np.ndarray]:
+    def content_hashes(self) -> Iterator[np.ndarray]:
         """uint64 [documents, 2] of one file after the other."""
         for path in self.paths:
             yield np.load(path.with_name(CONTENT))
@@ -81,13 +81,13 @@ class Tokens:
 def read_spool(folder: Path, text_bytes: Mapping[str, Mapping[str, int]]) -> dict[str, Tokens]:
     """The tokens of each source, from the bytes of text by file and source; files in the order given."""
     paths: dict[str, list[Path]] = {}
-    sums: dict[str, int] = {}
+    total_bytes: dict[str, int] = {}
     for name, sizes in text_bytes.items():
         for source, size in sizes.items():
             paths.setdefault(source, []).append(folder / name / "tokens" / source / "00000.bin")
-            sums[source] = sums.get(source, 0) + size
+            total_bytes[source] = total_bytes.get(source, 0) + size
     return {
-        source: Tokens(tuple(source_paths), _lengths(source_paths), sums[source])
+        source: Tokens(tuple(source_paths), _lengths(source_paths), total_bytes[source])
         for source, source_paths in sorted(paths.items())
     }
 
@@ -110,10 +110,12 @@ def tokenise(
     many sources), in the order that their documents have; `text_bytes` is all
     their text, for the progress.
     """
-    named = {f"{name}-{number:05d}": path for name, paths in files.items() for number, path in enumerate(paths)}
-    tasks = {name: {"documents": path.absolute(), "tokenizer": tokenizer.absolute()} for name, path in named.items()}
-    on_disk = {name: path.stat().st_size for name, path in named.items()}
-    sizes = {name: text_bytes * size // max(1, sum(on_disk.values())) for name, size in on_disk.items()}
+    paths_by_name = {f"{name}-{number:05d}": path for name, paths in files.items() for number, path in enumerate(paths)}
+    tasks = {
+        name: {"documents": path.absolute(), "tokenizer": tokenizer.absolute()} for name, path in paths_by_name.items()
+    }
+    file_sizes = {name: path.stat().st_size for name, path in paths_by_name.items()}
+    sizes = {name: text_bytes * size // max(1, sum(file_sizes.values())) for name, size in file_sizes.items()}
     facts_by_file = map_shards(tokenise_file, tasks, folder, desc=desc, sizes=sizes)
     return read_spool(folder, {name: facts["text_bytes"] for name, facts in facts_by_file.items()})
 

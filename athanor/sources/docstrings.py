@@ -1,7 +1,7 @@
 """Questions and answers from the standard library's docstrings, signatures and doctests.
 
 The key of a pair is its module, because one function gives up to five pairs:
-split by pair, validation would ask for what training has just told.
+split by pair, validation would ask for what training has just shown.
 """
 
 from __future__ import annotations
@@ -46,19 +46,21 @@ def conversations(source: DocstringsSource, pairs: Iterable[Pair], val_fraction:
     Which pairs stay under a cap is decided by their hash: no module is
     favoured for its name, and a new docstring moves few others.
     """
-    usable = {(p.prompt, p.answer): p for p in pairs if len(p.prompt) + len(p.answer) <= source.max_chars}
-    same = Counter(p.answer for p in usable.values() if p.kind == "summary")
+    usable = {
+        (pair.prompt, pair.answer): pair for pair in pairs if len(pair.prompt) + len(pair.answer) <= source.max_chars
+    }
+    answer_counts = Counter(pair.answer for pair in usable.values() if pair.kind == "summary")
     per_kind, per_module = Counter(), Counter()
-    asked: set[str] = set()
+    used_prompts: set[str] = set()
     rows = []
     for pair in sorted(usable.values(), key=_order):
-        if pair.prompt in asked or same[pair.answer] > MAX_SAME_ANSWER:
+        if pair.prompt in used_prompts or answer_counts[pair.answer] > MAX_SAME_ANSWER:
             continue
         if per_kind[pair.kind] >= source.max_rows.get(pair.kind, 0):
             continue
         if per_module[pair.module] >= source.max_rows_per_module:
             continue
-        asked.add(pair.prompt)
+        used_prompts.add(pair.prompt)
         per_kind[pair.kind] += 1
         per_module[pair.module] += 1
         messages = (Message("user", pair.prompt), Message("assistant", pair.answer))
@@ -95,40 +97,40 @@ def topic_pairs(topics: dict[str, str]) -> Iterator[Pair]:
             text = " ".join(paragraph.split()).replace('"', "").replace("*", "")
             text = re.split(r"(?<=[a-z)])[.:]\s", text, maxsplit=1)[0].rstrip(".:") + "."
             if re.match(rf"(The {name}|An? {name}|{name.capitalize()})\b", text) and is_sentence(text):
-                prompt = _ask(random.Random(name), "topic", name=name)
+                prompt = _question(random.Random(name), "topic", name=name)
                 yield Pair("topic", f"topic:{name}", prompt, text)
                 break
 
 
-def _ask(rng: random.Random, wordings: str, **values: str) -> str:
+def _question(rng: random.Random, wordings: str, **values: str) -> str:
     return rng.choice(WORDINGS[wordings]).format(**values)
 
 
 def _entry_pairs(entry: Entry, rng: random.Random) -> Iterator[tuple[str, str, str]]:
     summary = summary_of(entry.doc)
     if summary and isinstance(entry.node, ast.Module):
-        yield "module", _ask(rng, "module", name=entry.name), summary
+        yield "module", _question(rng, "module", name=entry.name), summary
     elif summary:
         wordings = "class" if entry.kind == "class" else "summary"
-        yield "summary", _ask(rng, wordings, name=entry.name, kind=entry.kind), summary
+        yield "summary", _question(rng, wordings, name=entry.name, kind=entry.kind), summary
     if isinstance(entry.node, ast.FunctionDef):
         arguments = stdlib.signature(entry.node, drop_self=entry.kind == "method")
         if entry.doc and 3 <= len(arguments) <= 120:
-            yield "signature", _ask(rng, "signature", name=entry.name), f"{entry.name}({arguments})"
+            yield "signature", _question(rng, "signature", name=entry.name), f"{entry.name}({arguments})"
         if summary and entry.kind == "function" and (code := short_code(entry.node)):
             call = f"{entry.node.name}({arguments})"
-            yield "code", _ask(rng, "code", call=call, summary=summary), code
-            yield "docstring", _ask(rng, "docstring", code=code), summary
+            yield "code", _question(rng, "code", call=call, summary=summary), code
+            yield "docstring", _question(rng, "docstring", code=code), summary
         names = {argument.arg for argument in ast.walk(entry.node.args) if isinstance(argument, ast.arg)}
         for parameter, meaning in parameters(entry.doc):
             if parameter in names:
-                yield "parameter", _ask(rng, "parameter", name=entry.name, parameter=parameter), meaning
+                yield "parameter", _question(rng, "parameter", name=entry.name, parameter=parameter), meaning
     for code, output in doctest_outputs(entry.doc):
-        yield "doctest", _ask(rng, "doctest", code=code), output
+        yield "doctest", _question(rng, "doctest", code=code), output
 
 
 def summary_of(doc: str) -> str | None:
-    """The first sentence of a docstring, written as the battery writes it if the battery asks for it."""
+    """The first sentence of a docstring, in the form that the battery uses if it asks for this one."""
     if not doc:
         return None
     if (known := facts.summary(doc)) is not None and len(known.split()) >= MIN_WORDS:
@@ -140,8 +142,8 @@ def summary_of(doc: str) -> str | None:
 def is_sentence(text: str) -> bool:
     """Whether a text has 4 to 40 words, begins with a capital, ends with a full stop and is mostly letters."""
     letters = sum(character.isalpha() or character == " " for character in text)
-    shaped = text[:1].isupper() and text.endswith(".") and text.isascii() and letters >= 0.85 * len(text)
-    return shaped and MIN_WORDS <= len(text.split()) <= MAX_WORDS and ">>>" not in text and "--" not in text
+    well_formed = text[:1].isupper() and text.endswith(".") and text.isascii() and letters >= 0.85 * len(text)
+    return well_formed and MIN_WORDS <= len(text.split()) <= MAX_WORDS and ">>>" not in text and "--" not in text
 
 
 def short_code(node: ast.FunctionDef) -> str | None:
@@ -149,9 +151,9 @@ def short_code(node: ast.FunctionDef) -> str | None:
     body = node.body[1:] if stdlib.docstring_node(node) is not None else node.body
     if not body or node.end_lineno - body[0].lineno >= MAX_CODE_LINES or isinstance(body[0], (ast.Pass, ast.Raise)):
         return None
-    bare = copy.copy(node)
-    bare.body, bare.decorator_list = body, []
-    code = ast.unparse(bare)
+    without_docstring = copy.copy(node)
+    without_docstring.body, without_docstring.decorator_list = body, []
+    code = ast.unparse(without_docstring)
     return code if code.count("\n") < MAX_CODE_LINES else None
 
 
@@ -159,8 +161,8 @@ def parameters(doc: str) -> Iterator[tuple[str, str]]:
     """Parameters that a docstring explains as `:param x: ...`, `x -- ...` or, under `Args:`, `x: ...`."""
     described = re.findall(r"^:param (?:\w+ )?(\w+):[ ]*(\S.*(?:\n[ ]+\S.*)*)", doc, re.MULTILINE)
     described += re.findall(r"^[ ]*(\w+) --[ ]+(\S.*(?:\n[ ]{4,}[^-\n]*$)*)", doc, re.MULTILINE)
-    if (block := re.search(r"^Args:\n((?:[ ]+\S.*\n?)+)", doc, re.MULTILINE)) is not None:
-        described += re.findall(r"^[ ]{2,4}(\w+): (\S.*(?:\n[ ]{6,}\S.*)*)", block[1], re.MULTILINE)
+    if (args_block := re.search(r"^Args:\n((?:[ ]+\S.*\n?)+)", doc, re.MULTILINE)) is not None:
+        described += re.findall(r"^[ ]{2,4}(\w+): (\S.*(?:\n[ ]{6,}\S.*)*)", args_block[1], re.MULTILINE)
     for name, text in described:
         meaning = " ".join(text.split())
         meaning = meaning[:1].upper() + meaning[1:].rstrip(".") + "."
@@ -176,13 +178,13 @@ def doctest_outputs(doc: str) -> Iterator[tuple[str, str]]:
         examples = doctest.DocTestParser().get_examples(doc)
     except ValueError:  # a docstring that only looks like a doctest
         return
-    before = ""
+    preceding = ""
     for example in examples:
         lines = example.source.rstrip("\n").split("\n")
         code = ">>> " + "\n... ".join(lines)
         output = example.want.rstrip("\n")
-        repeats = example.exc_msg is None and not example.options and len(output) <= 160
-        if output and repeats and not re.search(r"\.\.\.|<.*>| at 0x|BLANKLINE|/home|/usr|\d\.\d{6}", output):
-            yield (f"{before}\n{code}" if before else code), output
+        reproducible = example.exc_msg is None and not example.options and len(output) <= 160
+        if output and reproducible and not re.search(r"\.\.\.|<.*>| at 0x|BLANKLINE|/home|/usr|\d\.\d{6}", output):
+            yield (f"{preceding}\n{code}" if preceding else code), output
         if not example.want:  # an example that prints is a question of its own
-            before = f"{before}\n{code}" if before else code
+            preceding = f"{preceding}\n{code}" if preceding else code

@@ -1,12 +1,12 @@
-"""Fetch any source of documents into its shards, counted and held to what was promised of it.
+"""Fetch any source of documents into its shards, count them, and check the source's minimum.
 
 The stage passes in what it provides: progress bars and folders for saved progress.
 
 Before the first source is fetched, `check_sources` opens all of them, so that
-a slip in the ninth is told now and not after hours: a data set is opened and
-its first rows are read as they will be, a server is asked for the size of its
-files, globs are matched, and what all of it will take on the disk is compared
-with the room there is. All problems are one error.
+a mistake in the ninth is reported now and not after hours: a data set is opened
+and its first rows are read as they will be, a server is asked for the size of
+its files, globs are matched, and the disk space that all of it will take is
+compared with what is free. All problems are one error.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from athanor.text import rows
 from athanor.text.documents import Document, ShardWriter
 from athanor.text.rows import Files
 
-PACKED = 0.4  # bytes on the disk of a byte of text; English prose takes 0.36
+PARQUET_RATIO = 0.4  # bytes on the disk of a byte of text; English prose takes 0.36
 HTTP_SLOT = "web"  # not the module's name: a slot under another name would fetch everything again
 # What may change without what was fetched becoming another: gates, and how often progress is saved.
 GATES = frozenset(("min_documents", "min_bytes", "checkpoint_documents", "max_malformed_fraction"))
@@ -99,13 +99,13 @@ class Fetcher:
         """Open a source without fetching it; returns the bytes that it will take on the disk from now on."""
         if isinstance(source, HuggingFaceSource):
             folder = self.progress_folder("huggingface", huggingface.__name__, self._hub_inputs(source))
-            text, there = huggingface.probe(source, folder.path)
-            return PACKED * (2 * text - there)  # the parts it comes in, and the shards made of them
+            text, on_disk = huggingface.probe(source, folder.path)
+            return PARQUET_RATIO * (2 * text - on_disk)  # the parts it comes in, and the shards made of them
         if isinstance(source, HttpSource):
             folder = self.progress_folder(HTTP_SLOT, http.__name__, _http_inputs(source))
-            return (1 + PACKED) * http.probe(source, folder.path)
+            return (1 + PARQUET_RATIO) * http.probe(source, folder.path)
         if isinstance(source, FilesSource):
-            return PACKED * sum(path.stat().st_size for _, path in rows.find(source.globs))
+            return PARQUET_RATIO * sum(path.stat().st_size for _, path in rows.find(source.globs))
         return 0.0
 
     def python(
@@ -155,8 +155,8 @@ class Fetcher:
                 files = http.fetch(source, folder, tick=bar.update, expect=bar.expect, stop=self.stop)
             with self.progress(sum(path.stat().st_size for _, path in files), f"{source.name}, reading", "B") as bar:
                 tally = self._write_files(source, files, bar)
-            if ends := http.final_addresses(files):  # mirrors come and go: no part of the result
-                self.fact(**{f"{source.name}_redirected_to": ends})
+            if redirects := http.final_addresses(files):  # mirrors come and go: no part of the result
+                self.fact(**{f"{source.name}_redirected_to": redirects})
             return tally, http.facts(source, files)
 
     def _write_files(
@@ -182,19 +182,19 @@ class Fetcher:
         local = inputs["local"]
         with self._locked_folder("huggingface", huggingface.__name__, inputs) as folder:
             with self.progress(source.max_bytes, source.name, "B") as bar:
-                read = huggingface.fetch(source, folder, self.val_fraction, tick=bar.update, stop=self.stop)
+                counts = huggingface.fetch(source, folder, self.val_fraction, tick=bar.update, stop=self.stop)
             with SourceWriter(self.raw, source.name, source) as writer:
-                writer.tally.left_out.update(read["left_out"])
+                writer.tally.left_out.update(counts["left_out"])
                 for document in huggingface.documents(folder):
                     writer.add(document)
-        where = {"local_sha256": local} if local else {"dataset": source.dataset, "revision": source.revision}
-        return writer.tally, {**where, "license": source.license, "rows_read": read["rows"]}
+        origin = {"local_sha256": local} if local else {"dataset": source.dataset, "revision": source.revision}
+        return writer.tally, {**origin, "license": source.license, "rows_read": counts["rows"]}
 
     @contextmanager
     def _locked_folder(self, name: str, module: str, inputs: Facts) -> Iterator[Path]:
-        with self.progress_folder(name, module, inputs) as held:
-            yield held.path
-            held.mark_done()
+        with self.progress_folder(name, module, inputs) as locked_folder:
+            yield locked_folder.path
+            locked_folder.mark_done()
 
     def _check_stop(self) -> None:
         if self.stop():
@@ -247,7 +247,7 @@ class Tally:
 
 
 class SourceWriter:
-    """The shards of one name below `raw`; leaving the block without an error checks its source's minimum."""
+    """Writes the shards of one name below `raw`; leaving the block without an error checks its source's minimum."""
 
     def __init__(self, raw: Path, name: str, source: DocumentSource) -> None:
         self.name, self.min_chars = name, source.min_chars

@@ -1,4 +1,4 @@
-"""Files of web servers: resumed by range, retried, checked, and in place only when whole.
+"""Files of web servers: resumed by range, retried, checked, and published only when complete.
 
 A file grows as `NAME.part` with what the server said of it in `NAME.json`. A part is continued only under the same ETag
 or time of change, which If-Range confirms; a server that ignores the range, or whose file has changed, sends all of it
@@ -32,9 +32,9 @@ TRIES = 6  # in a row without one new byte
 PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 300.0
 TIMEOUT_SECONDS = (30, 120)  # to connect; between two pieces
 HEADERS = {"Accept-Encoding": "identity", "User-Agent": "athanor"}
-PIECE_BYTES = 1 << 16  # what a cut may cost; larger pieces lost the tail of each connection
+PIECE_BYTES = 1 << 16  # a lost connection loses at most one piece
 RESERVE_BYTES = 1 << 30  # of the disk, or a twentieth of a small one: what a body of unknown length leaves free
-LOOK_BYTES = 1 << 24  # how often such a body is compared with it
+LOOK_BYTES = 1 << 24  # after so many bytes of such a body the free space is compared with the reserve
 RETRYABLE_STATUSES = frozenset((408, 425, 429, 500, 502, 503, 504))
 ADVICE = {
     401: "the server wants a login; fetch the file by hand and use a source of type files",
@@ -92,15 +92,15 @@ def _paths(source: HttpSource, folder: Path) -> list[tuple[RemoteFile, Path]]:
 
 
 def file_name(url: str) -> str:
-    """The last part of the address, without its query, as a name for a file here."""
+    """A local file name: the last part of the address, without its query."""
     name = unquote(urlsplit(url).path).rstrip("/").rpartition("/")[2]
     return re.sub(r"[^A-Za-z0-9._-]", "_", name)[-100:] or "file"
 
 
 def final_addresses(files: Files) -> dict[str, str]:
     """Where each file came from in the end, for those that a redirect led elsewhere."""
-    ends = {name: read_json(_notes(path)).get("from", name) for name, path in files}
-    return {name: end for name, end in ends.items() if end != name}
+    final_urls = {name: read_json(_notes(path)).get("from", name) for name, path in files}
+    return {name: final_url for name, final_url in final_urls.items() if final_url != name}
 
 
 def facts(source: HttpSource, files: Files) -> Facts:
@@ -110,7 +110,7 @@ def facts(source: HttpSource, files: Files) -> Facts:
 
 
 def _is_complete(path: Path, file: RemoteFile) -> bool:
-    """Whether a finished file is still what was fetched and what is asked for."""
+    """Whether a finished file is unchanged since it was fetched, and has the requested checksum."""
     if not path.is_file() or not _notes(path).is_file():
         return False
     fetched = read_json(_notes(path)).get("sha256")
@@ -136,13 +136,13 @@ class _File:
     continued: bool = False
 
     def __post_init__(self) -> None:
-        self.name = self.end = without_query(self.file.url)  # the address, and the one that redirects lead to
-        self.part = self.path.with_name(self.path.name + ".part")
+        self.name = self.final_url = without_query(self.file.url)  # the address, and the one that redirects lead to
+        self.part_path = self.path.with_name(self.path.name + ".part")
 
     def fetch(self) -> None:
         try:
             self._receive_all()
-            if not self._publish():  # a part of older content, which its server did not tell apart
+            if not self._publish():  # a part of older content, which the server took for the current one
                 self._restart()
                 self._receive_all()
                 self._publish()
@@ -168,12 +168,12 @@ class _File:
     def _receive_all(self) -> None:
         tries = 0
         while True:
-            before = self._size()
+            size_before = self._size()
             try:
                 self._receive()
                 return
             except RetryableError as error:
-                tries = 0 if self._size() > before else tries + 1
+                tries = 0 if self._size() > size_before else tries + 1
                 if tries >= TRIES:
                     what = f"{tries} tries in a row failed, the last: {error.why}"
                     fix = "check the network and the server; what was received is kept, run dvc repro again"
@@ -194,12 +194,12 @@ class _File:
             raise Interrupted(f"stopped at {self.reported:,} bytes of {self.name}; run again to continue")
 
     def _size(self) -> int:
-        return self.part.stat().st_size if self.part.is_file() else 0
+        return self.part_path.stat().st_size if self.part_path.is_file() else 0
 
     def _receive(self) -> None:
-        """One request, from where the part ends; RetryableError when it did not bring the whole rest."""
-        start, known = self._size(), self._known_validator()
-        with self._get({"Range": f"bytes={start}-", "If-Range": known} if start and known else {}) as reply:
+        """One request for all bytes after the part; RetryableError when not all of them came."""
+        start, validator = self._size(), self._known_validator()
+        with self._get({"Range": f"bytes={start}-", "If-Range": validator} if start and validator else {}) as reply:
             self._store(reply, start)
 
     def announced(self) -> int:
@@ -216,7 +216,7 @@ class _File:
         try:
             with self.session.get(self.file.url, **options) as reply:
                 self._check_status(reply)
-                self.end = without_query(reply.url)
+                self.final_url = without_query(reply.url)
                 yield reply
         except requests.exceptions.InvalidURL:
             raise InputError("no usable address", where=self.name, fix="correct the url") from None
@@ -244,20 +244,20 @@ class _File:
         """Append the bytes of a reply to the part, or start over if the server sends the whole file."""
         if reply.status_code == 206:
             match = re.match(r"bytes ([0-9]{1,18})-[0-9]+/([0-9]{1,18}|\*)$", reply.headers.get("Content-Range", ""))
-            same = validator(reply.headers) in (None, self._known_validator())
-            if match is None or int(match[1]) != start or not same:
+            same_content = validator(reply.headers) in (None, self._known_validator())
+            if match is None or int(match[1]) != start or not same_content:
                 self._restart()
                 raise RetryableError("the server sent another range than was asked for", 0.0)
             total = None if match[2] == "*" else int(match[2])
             self.continued = True
         else:
             start, total = 0, count(reply.headers.get("Content-Length"))
-            # Before the bytes: a part without its notes is never continued, one with the notes of another would be.
-            self.part.unlink(missing_ok=True)
+            # Written before the bytes: a part without notes is never continued, one with another part's notes would be.
+            self.part_path.unlink(missing_ok=True)
             write_json(_notes(self.path), {"url": self.name, "validator": validator(reply.headers)})
         self._announce(total, start)
         self._report(start)
-        with naming(self.part), open(self.part, "ab") as out:
+        with naming(self.part_path), open(self.part_path, "ab") as out:
             while piece := self._piece(reply):
                 out.write(piece)
                 self._report(self.reported + len(piece))
@@ -281,9 +281,9 @@ class _File:
             raise _retry(error) from None
 
     def _check_reserve(self) -> None:
-        disk, received = shutil.disk_usage(self.part.parent), self.reported
+        disk, received = shutil.disk_usage(self.part_path.parent), self.reported
         if disk.free < min(RESERVE_BYTES, disk.total // 20):
-            self._restart()  # nobody knows how much was to come, so it would not be whole next time either
+            self._restart()  # its length is not known, so it would not be complete next time either
             what = f"{received:,} bytes came, their number was not announced, and {disk.free:,} are free on the disk"
             raise InputError(what, where=self.name, fix="see what the server sends, and free some space")
 
@@ -292,13 +292,13 @@ class _File:
             return
         if self.total is None:
             self.expect(total)
-        self.total, free = total, shutil.disk_usage(self.part.parent).free
+        self.total, free = total, shutil.disk_usage(self.part_path.parent).free
         if total - start > free:
             what = f"{total - start:,} bytes are to come, the disk has room for {free:,}"
             raise InputError(what, where=self.name, fix="free some space, then run dvc repro again")
 
     def _restart(self) -> None:
-        self.part.unlink(missing_ok=True)
+        self.part_path.unlink(missing_ok=True)
         self._report(0)
 
     def _report(self, size: int) -> None:
@@ -308,20 +308,20 @@ class _File:
 
     def _publish(self) -> bool:
         """Check the part and move it to its final name; False for a wrong checksum that a restart may correct."""
-        checksum = sha256_file(self.part) if self.part.is_file() else sha256_bytes(b"")
+        checksum = sha256_file(self.part_path) if self.part_path.is_file() else sha256_bytes(b"")
         if self.file.sha256 not in (None, checksum):
             if self.continued:
                 self.continued = False
                 return False
-            self.part.unlink(missing_ok=True)
+            self.part_path.unlink(missing_ok=True)
             what = f"the file has SHA-256 {checksum}, params.yaml says {self.file.sha256}"
             fix = "if the publisher changed the file on purpose, look at it and put the new hash there"
             raise InputError(what, where=self.name, fix=fix)
-        self.part.touch()
-        with open(self.part, "rb") as file:
+        self.part_path.touch()
+        with open(self.part_path, "rb") as file:
             os.fsync(file.fileno())
-        os.replace(self.part, self.path)
-        write_json(_notes(self.path), {"url": self.name, "from": self.end, "sha256": checksum})
+        os.replace(self.part_path, self.path)
+        write_json(_notes(self.path), {"url": self.name, "from": self.final_url, "sha256": checksum})
         return True
 
 

@@ -61,23 +61,23 @@ def fetch(
     if state["stream"] is not None:
         stream.load_state_dict(state["stream"])
     unsaved: list[Document] = []
-    pending = 0  # rows since the last save
+    unsaved_rows = 0  # rows since the last save
     budget = {"documents": source.max_documents, "bytes": source.max_bytes}
-    limits = {what: limit for what, limit in budget.items() if limit is not None}
+    limits = {unit: limit for unit, limit in budget.items() if limit is not None}
 
     def save(done: bool) -> None:
-        nonlocal unsaved, pending
+        nonlocal unsaved, unsaved_rows
         state["stream"], state["done"] = (None if done else stream.state_dict()), done
         if unsaved:
             checksum = _write_part(folder, len(state["parts"]), unsaved)
             # Where the stream stood after it, so that what follows can be fetched again from here.
             state["parts"].append({"sha256": checksum, **copy.deepcopy({key: state[key] for key in POSITION})})
         write_json(folder / STATE, state)
-        unsaved, pending = [], 0
+        unsaved, unsaved_rows = [], 0
 
     for row in rows_of(stream, source.dataset, lambda: state["rows"]):
         state["rows"] += 1
-        pending += 1
+        unsaved_rows += 1
         outcome = _document(source, row, source.skip_documents + state["rows"], state, val_fraction)
         if isinstance(outcome, Document):
             unsaved.append(outcome)
@@ -87,12 +87,12 @@ def fetch(
         else:
             state["left_out"][outcome] = state["left_out"].get(outcome, 0) + 1
             check(ended=False)
-        if any(state[what] >= limit for what, limit in limits.items()):
+        if any(state[unit] >= limit for unit, limit in limits.items()):
             break
         if stop():
             save(done=False)
             raise Interrupted(f"stopped after {state['documents']:,} documents of {source.name}; run again to continue")
-        if pending >= source.checkpoint_documents:
+        if unsaved_rows >= source.checkpoint_documents:
             save(done=False)
     _check_any(source, state["rows"])
     check(ended=True)
@@ -110,14 +110,14 @@ def probe(source: HuggingFaceSource, folder: Path) -> tuple[int, int]:
     state = _load_state(folder)
     if state["done"]:
         return state["bytes"], state["bytes"]
-    stream, first = _stream_of(source), _initial_state()
+    stream, probe_state = _stream_of(source), _initial_state()
     unusable = 0
-    for row in itertools.islice(rows_of(stream, source.dataset, lambda: first["rows"]), FIRST_ROWS):
-        first["rows"] += 1
-        unusable += _document(source, row, first["rows"], first, 0.0) == "malformed"
-    _check_any(source, first["rows"])
-    if unusable == first["rows"]:
-        what = f"none of the first {unusable} rows can be read, the first: {first['first_malformed']}"
+    for row in itertools.islice(rows_of(stream, source.dataset, lambda: probe_state["rows"]), FIRST_ROWS):
+        probe_state["rows"] += 1
+        unusable += _document(source, row, probe_state["rows"], probe_state, 0.0) == "malformed"
+    _check_any(source, probe_state["rows"])
+    if unusable == probe_state["rows"]:
+        what = f"none of the first {unusable} rows can be read, the first: {probe_state['first_malformed']}"
         raise InputError(what, where=source.dataset, fix="correct the columns in params.yaml")
     sizes = [size for size in (source.max_bytes, _announced(source, stream)) if size is not None]
     return max(min(sizes, default=source.min_bytes), state["bytes"]), state["bytes"]
@@ -215,7 +215,7 @@ def _load(dataset: str, split_: str, *arguments: Any, **options: Any) -> Any:
         raise explain(error, dataset, split_) from error
 
 
-def rows_of(stream: Any, dataset: str, done: Callable[[], int]) -> Iterator[Facts]:
+def rows_of(stream: Any, dataset: str, rows_read: Callable[[], int]) -> Iterator[Facts]:
     """The rows of a stream. An error while reading is raised with the number of rows before it, never taken for the end."""
     iterator = iter(stream)
     while True:
@@ -224,7 +224,7 @@ def rows_of(stream: Any, dataset: str, done: Callable[[], int]) -> Iterator[Fact
         except StopIteration:
             return
         except Exception as error:
-            raise explain(error, dataset, "", after=done()) from error
+            raise explain(error, dataset, "", after=rows_read()) from error
         yield row
 
 

@@ -29,17 +29,17 @@ def conversations(source: IdentitySource, seed: int, val_fraction: float) -> lis
         for question in rng.sample(topic["questions"], min(source.repeats, len(topic["questions"])))
     ]
     names = invented(rng)
-    for thing in TEXTS["unknown"]:
-        for _, question in zip(range(source.repeats), itertools.cycle(thing["questions"])):
+    for topic in TEXTS["unknown"]:
+        for _, question in zip(range(source.repeats), itertools.cycle(topic["questions"])):
             name = next(names)
-            singles.append((question.format(x=name), rng.choice(thing["answers"]).format(x=name)))
+            singles.append((question.format(x=name), rng.choice(topic["answers"]).format(x=name)))
     rng.shuffle(singles)
     sides: dict[str, list[tuple[str, str]]] = {"train": [], "val": []}
-    for single in singles:
-        sides[split_of(single[0], val_fraction)].append(single)
+    for pair in singles:
+        sides[split_of(pair[0], val_fraction)].append(pair)
     rows = []
     for split, questions in sides.items():
-        rows += [_conversation(source, split, [single]) for single in questions]
+        rows += [_conversation(source, split, [pair]) for pair in questions]
         pairs = [rng.sample(questions, 2) for _ in range(len(questions) // PAIRED_SHARE)]
         rows += [_conversation(source, split, pair) for pair in pairs if pair[0][1] != pair[1][1]]
     return rows

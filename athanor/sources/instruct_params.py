@@ -112,9 +112,9 @@ class MessagesSource:
             raise ParamsError("set exactly one of 'files' and 'hub_id'", where="files", fix="set the other one to null")
         if self.hub_id is not None:
             check_revision(self.hub_id, self.revision)
-        needed = SHAPES[self.shape]
-        if len(self.columns) < needed or (len(self.columns) > needed and self.shape != "prompt"):
-            what = f"shape {self.shape} needs {needed} columns{' or more' if self.shape == 'prompt' else ''}"
+        column_count = SHAPES[self.shape]
+        if len(self.columns) < column_count or (len(self.columns) > column_count and self.shape != "prompt"):
+            what = f"shape {self.shape} needs {column_count} columns{' or more' if self.shape == 'prompt' else ''}"
             raise ParamsError(f"{what}, found {len(self.columns)}", where="columns", fix="name the data set's columns")
 
 

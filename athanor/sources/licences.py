@@ -137,26 +137,28 @@ def of_package(metadata: Message) -> str:
     if expression := (metadata.get("License-Expression") or "").strip():
         return expression
     classifiers = metadata.get_all("Classifier") or []
-    ends = [line.split("::")[-1] for line in classifiers if line.startswith("License ::")]
-    named = [_named(end) for end in ends if end.strip().casefold() not in ("osi approved", "other/proprietary license")]
-    if any("proprietary" in end.casefold() for end in ends):
+    names = [line.split("::")[-1] for line in classifiers if line.startswith("License ::")]
+    classifier_ids = [
+        _spdx_id(end) for end in names if end.strip().casefold() not in ("osi approved", "other/proprietary license")
+    ]
+    if any("proprietary" in end.casefold() for end in names):
         return UNKNOWN
     field = " ".join((metadata.get("License") or "").split())
-    stated = _named(field) if len(field) <= 80 else _named(field[:40].split("Copyright")[0])
-    if field and stated is None and not named and re.search(r"\b(AND|OR)\b", field):
+    field_id = _spdx_id(field) if len(field) <= 80 else _spdx_id(field[:40].split("Copyright")[0])
+    if field and field_id is None and not classifier_ids and re.search(r"\b(AND|OR)\b", field):
         return field  # an expression from before there was a field for it
-    if stated is None and len(field) <= 80 and field and not named:
+    if field_id is None and len(field) <= 80 and field and not classifier_ids:
         return field if re.fullmatch(r"[A-Za-z0-9.+-]+", field) else UNKNOWN
-    ids = list(dict.fromkeys(name for name in [stated, *named] if name is not None))
-    if None in named or not ids:
+    ids = list(dict.fromkeys(name for name in [field_id, *classifier_ids] if name is not None))
+    if None in classifier_ids or not ids:
         return UNKNOWN
     if BSD in ids and any(name.startswith("BSD-") for name in ids):
         ids.remove(BSD)  # the other statement says which BSD licence it is
     return " AND ".join(ids)
 
 
-def _named(text: str) -> str | None:
+def _spdx_id(text: str) -> str | None:
     words = re.sub(r"[^a-z0-9+/]+", " ", text.casefold())
-    idle = ("license", "licence", "the", "v", "osi", "approved")
-    words = " ".join(word for word in words.split() if word not in idle)
+    filler_words = ("license", "licence", "the", "v", "osi", "approved")
+    words = " ".join(word for word in words.split() if word not in filler_words)
     return NAMES.get(words)

@@ -23,7 +23,7 @@ KEYS = {"messages": ("role", "content"), "conversations": ("from", "value")}
 SPEAKERS = {"human": "user", "user": "user", "prompter": "user", "gpt": "assistant", "assistant": "assistant"}
 SPEAKERS |= {"chatgpt": "assistant", "bot": "assistant", "system": "system"}
 
-Row = tuple[str, Mapping[str, Any]]  # where it is, and its columns
+Row = tuple[str, Mapping[str, Any]]  # the row's location, and its columns
 
 
 def conversations(
@@ -35,29 +35,29 @@ def conversations(
     """The first `max_rows` conversations that the source takes, in the data's order.
 
     `leave_out` gets the reason for each one not taken. InputError when more rows are
-    malformed than the source tolerates, told with the first. The split follows
+    malformed than the source tolerates, with the first of them. The split follows
     the conversation's content, so that a repeated one stays on one side.
     """
-    taken = seen = malformed = 0
-    first = ""
+    yielded = rows_read = malformed_rows = 0
+    first_error = ""
     fraction = source.max_malformed_fraction
     for where, row in _trees(source) if source.shape == "tree" else _rows(source):
-        seen += 1
+        rows_read += 1
         try:
-            messages = _take(source, row, where)
+            messages = _messages(source, row, where)
         except MalformedRow as error:
-            malformed, first, messages = malformed + 1, first or str(error), "malformed"
-            select.check_malformed(source.name, malformed, seen, fraction, first, ended=False)
+            malformed_rows, first_error, messages = malformed_rows + 1, first_error or str(error), "malformed"
+            select.check_malformed(source.name, malformed_rows, rows_read, fraction, first_error, ended=False)
         if isinstance(messages, str):
             leave_out(messages)
             continue
         key = Conversation(messages, "", "", "", "").id
         yield Conversation(messages, source.name, source.license, split_of(key, val_fraction), key)
         tick(1)
-        taken += 1
-        if taken == source.max_rows:
+        yielded += 1
+        if yielded == source.max_rows:
             break
-    select.check_malformed(source.name, malformed, seen, fraction, first, ended=True)
+    select.check_malformed(source.name, malformed_rows, rows_read, fraction, first_error, ended=True)
 
 
 def find(source: MessagesSource) -> Files:
@@ -67,59 +67,59 @@ def find(source: MessagesSource) -> Files:
     path = Path(source.files).expanduser()
     if not path.is_dir():
         return rows.find([source.files])
-    tails = [f"**/*{suffix}" for suffix in (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")]
-    present = [tail for tail in tails if any(path.glob(tail))] or tails[:1]
-    return rows.find([str(path / tail) for tail in present])
+    patterns = [f"**/*{suffix}" for suffix in (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")]
+    present = [pattern for pattern in patterns if any(path.glob(pattern))] or patterns[:1]
+    return rows.find([str(path / pattern) for pattern in present])
 
 
 def probe(source: MessagesSource) -> float:
     """Open the source and read its first rows; InputError where none of them can be used. It takes next to no disk: 0."""
-    unusable, first = 0, ""
+    unusable, first_error = 0, ""
     rows_ = list(itertools.islice(_rows(source), huggingface.FIRST_ROWS))
     for where, row in rows_ if source.shape != "tree" else ():
         try:
-            _take(source, row, where)
+            _messages(source, row, where)
         except MalformedRow as error:
-            unusable, first = unusable + 1, first or str(error)
+            unusable, first_error = unusable + 1, first_error or str(error)
     if rows_ and unusable == len(rows_):
-        what = f"none of the first {unusable} rows can be read, the first: {first}"
+        what = f"none of the first {unusable} rows can be read, the first: {first_error}"
         raise InputError(
             what, where=source.hub_id or source.files or "", fix="correct shape and columns in params.yaml"
         )
     return 0.0
 
 
-def _take(source: MessagesSource, row: Mapping[str, Any], where: str) -> Messages | str:
+def _messages(source: MessagesSource, row: Mapping[str, Any], where: str) -> Messages | str:
     """The messages of a row, or the reason for leaving it out."""
-    chosen = source.select
+    selection = source.select
     # The rows of a tree have met their filters one by one.
-    if chosen is not None and source.shape != "tree" and not select.passes(chosen.filters, row):
+    if selection is not None and source.shape != "tree" and not select.passes(selection.filters, row):
         return "filters"
     messages = tuple(parse(source, row, where))
     if not messages:
         return "empty"
-    if chosen is not None:
-        messages = _shortened(messages, chosen)
+    if selection is not None:
+        messages = _shortened(messages, selection)
     try:
         check_messages(messages, where)
     except InputError as error:
         raise MalformedRow(error.what, where=error.where, fix=error.fix) from None
-    return (chosen and _refused(messages, chosen)) or messages
+    return (selection and _refusal_reason(messages, selection)) or messages
 
 
-def _shortened(messages: Messages, chosen: ChatSelection) -> Messages:
+def _shortened(messages: Messages, selection: ChatSelection) -> Messages:
     system = tuple(message for message in messages[:1] if message.role == "system")
     turns = messages[len(system) :]
-    if chosen.max_pairs is not None:
-        turns = turns[: 2 * chosen.max_pairs]
-    return turns if chosen.drop_system else (*system, *turns)
+    if selection.max_pairs is not None:
+        turns = turns[: 2 * selection.max_pairs]
+    return turns if selection.drop_system else (*system, *turns)
 
 
-def _refused(messages: Messages, chosen: ChatSelection) -> str | None:
-    if chosen.max_chars is not None and sum(len(message.content) for message in messages) > chosen.max_chars:
+def _refusal_reason(messages: Messages, selection: ChatSelection) -> str | None:
+    if selection.max_chars is not None and sum(len(message.content) for message in messages) > selection.max_chars:
         return "long"
     answers = [message.content.casefold() for message in messages if message.role == "assistant"]
-    phrases = [phrase.casefold() for phrase in chosen.drop_phrases]
+    phrases = [phrase.casefold() for phrase in selection.drop_phrases]
     return "phrase" if any(phrase in answer for phrase in phrases for answer in answers) else None
 
 
@@ -166,9 +166,9 @@ def _content(value: Any, key: str, where: str) -> str:
 
 def _prompt(source: MessagesSource, row: Mapping[str, Any], where: str) -> Iterator[Message]:
     *question, answer = (rows.check_text(row.get(name), where, name, MAX_ROW_BYTES) for name in source.columns)
-    asked = "\n\n".join(text.strip() for text in question if text.strip())
+    prompt = "\n\n".join(text.strip() for text in question if text.strip())
     if question[0].strip() and answer.strip():
-        yield Message("user", asked)
+        yield Message("user", prompt)
         yield Message("assistant", answer)
 
 
@@ -195,23 +195,25 @@ def _trees(source: MessagesSource) -> Iterator[Row]:
 
     A message's replies may come anywhere after it, so all rows are held.
     """
-    own, parent, _, _, rank = source.columns
+    id_column, parent_column, _, _, rank_column = source.columns
     filters = source.select.filters if source.select is not None else ()
     replies: dict[Any, list[Row]] = {}
     for where, row in _rows(source):
         if select.passes(filters, row):
-            replies.setdefault(_id(row[parent]), []).append((where, row))
+            replies.setdefault(_id(row[parent_column]), []).append((where, row))
 
     def best(rows_: Iterable[Row]) -> Row:
-        return min(rows_, key=lambda item: item[1][rank] if isinstance(item[1][rank], (int, float)) else 2**31)
+        return min(
+            rows_, key=lambda item: item[1][rank_column] if isinstance(item[1][rank_column], (int, float)) else 2**31
+        )
 
     for root in replies.pop(None, []):
         path = [root]
         while children := replies.pop(
-            _id(path[-1][1][own]), None
+            _id(path[-1][1][id_column]), None
         ):  # taken out, or an id that comes twice makes a circle
             path.append(best(children))
-        yield root[0], {own: path if len(path) % 2 == 0 else path[:-1]}
+        yield root[0], {id_column: path if len(path) % 2 == 0 else path[:-1]}
 
 
 def _id(value: Any) -> Any:

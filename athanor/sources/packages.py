@@ -59,18 +59,18 @@ def find(source: PackagesSource, base: Path) -> tuple[list[Package], dict[str, s
     refused: dict[str, str] = {}
     excluded = {normalised(name) for name in (*source.exclude, SELF)}
     distributions = importlib.metadata.distributions(path=[str(base)])
-    installed = [(normalised(item.metadata["Name"] or ""), item) for item in distributions]
-    for name, item in sorted(installed, key=lambda pair: (pair[0], pair[1].version)):
-        stated = licences.of_package(item.metadata)
+    installed = [(normalised(distribution.metadata["Name"] or ""), distribution) for distribution in distributions]
+    for name, distribution in sorted(installed, key=lambda pair: (pair[0], pair[1].version)):
+        stated = licences.of_package(distribution.metadata)
         license_ = licences.permitted(stated, source.licenses)
         if not name or name in excluded:
             refused[name or "without a name"] = "excluded"
         elif license_ is None:
             refused[name] = f"license {stated[:60]}"
-        elif not (files := _modules(item)):
+        elif not (files := _modules(distribution)):
             refused[name] = "no modules"
         else:
-            packages[name] = Package(name, item.version, license_, _readme(item.metadata), files)
+            packages[name] = Package(name, distribution.version, license_, _readme(distribution.metadata), files)
     if not packages:
         fix = "allow more licenses, or install the packages into the interpreter that runs the stage"
         raise InputError(f"no package can be read ({len(refused)} left out)", where=base, fix=fix)
@@ -81,15 +81,15 @@ def normalised(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _modules(item: importlib.metadata.Distribution) -> tuple[tuple[str, Path], ...]:
-    paths = sorted({PurePosixPath(str(file)) for file in item.files or [] if str(file).endswith(".py")})
-    own = [(path.as_posix(), Path(str(item.locate_file(path)))) for path in paths if ".." not in path.parts]
-    return tuple((name, path) for name, path in own if _wanted(PurePosixPath(name)) and path.is_file())
+def _modules(distribution: importlib.metadata.Distribution) -> tuple[tuple[str, Path], ...]:
+    paths = sorted({PurePosixPath(str(file)) for file in distribution.files or [] if str(file).endswith(".py")})
+    files = [(path.as_posix(), Path(str(distribution.locate_file(path)))) for path in paths if ".." not in path.parts]
+    return tuple((name, path) for name, path in files if _is_wanted(PurePosixPath(name)) and path.is_file())
 
 
-def _wanted(path: PurePosixPath) -> bool:
-    folders = {part.lower() for part in path.parts[:-1]}
-    if folders & (TESTS | VENDORED) or any(part.endswith((".dist-info", ".data")) for part in folders):
+def _is_wanted(path: PurePosixPath) -> bool:
+    folders = {folder.lower() for folder in path.parts[:-1]}
+    if folders & (TESTS | VENDORED) or any(folder.endswith((".dist-info", ".data")) for folder in folders):
         return False
     return not TEST_FILE.match(path.name) and not GENERATED_FILE.match(path.name)
 
@@ -117,14 +117,14 @@ def read(
     packages, refused = find(source, base)
     expect(sum(path.stat().st_size for package in packages for _, path in package.files))
     left_out: Counter[str] = Counter()
-    used: Facts = {}
-    facts |= {"packages": used, "packages_left_out": dict(sorted(refused.items())), "files_left_out": left_out}
+    provenance: Facts = {}
+    facts |= {"packages": provenance, "packages_left_out": dict(sorted(refused.items())), "files_left_out": left_out}
     size = 0
 
-    def full() -> bool:
+    def is_full() -> bool:
         return source.max_bytes is not None and size >= source.max_bytes
 
-    def counted(documents: Iterable[Document]) -> Iterator[Document]:
+    def counting(documents: Iterable[Document]) -> Iterator[Document]:
         nonlocal size
         for document in documents:
             if len(document.text) >= source.min_chars:
@@ -132,12 +132,12 @@ def read(
             yield document
 
     for package in packages:
-        if full():
+        if is_full():
             break
         digest, files = hashlib.sha256(), 0
-        yield from counted(readme_documents(package, source, val_fraction))
+        yield from counting(readme_documents(package, source, val_fraction))
         for name, path in package.files:
-            if full():
+            if is_full():
                 break
             data = path.read_bytes()
             tick(len(data))
@@ -149,14 +149,14 @@ def read(
                     documents = python_documents.module_documents(module, source, val_fraction)
                 except (InputError, LookupError, RecursionError, UnicodeError):  # such as a template that ends in .py
                     reason = "not readable"
-            yield from counted(documents)
+            yield from counting(documents)
             if reason is None:
                 files += 1
                 digest.update(f"{name}\0{hashlib.sha256(data).hexdigest()}\n".encode())
             else:
                 left_out[reason] += 1
         versions = {"version": package.version, "license": package.license}
-        used[package.name] = {**versions, "files": files, "files_sha256": digest.hexdigest()}
+        provenance[package.name] = {**versions, "files": files, "files_sha256": digest.hexdigest()}
 
 
 def unwanted(data: bytes) -> str | None:

@@ -250,7 +250,7 @@ class DownloadParams:
 
     @property
     def names(self) -> list[str]:
-        """Of all sources."""
+        """The names of all sources."""
         return [name for source in self.sources for name in names_of(source)]
 
 

@@ -42,8 +42,8 @@ def module_documents(module: Module, source: PythonSource | PackagesSource, val_
     """The documents of one module, first prose, then code; one that fails gives none."""
     prose = prose_texts(module, source.max_prose_chars, source.min_chars)
     code = code_texts(module, source.max_code_chars, source.min_chars)
-    of = (module.license, module.name, val_fraction, module.meta)
-    return [*numbered(prose, source.prose_name, "prose", *of), *numbered(code, source.code_name, "code", *of)]
+    common = (module.license, module.name, val_fraction, module.meta)
+    return [*numbered(prose, source.prose_name, "prose", *common), *numbered(code, source.code_name, "code", *common)]
 
 
 def numbered(
@@ -160,15 +160,15 @@ class Chunk:
 def code_texts(module: Module, max_chars: int, min_chars: int) -> Iterator[str]:
     """The source code of one module, in texts of at most `max_chars`, except where one statement alone is longer."""
     lines = shortened(module)
-    run, before = "", ()
+    text, last_headers = "", ()
     for chunk in chunks(lines, module.tree.body, 1, len(lines), max_chars):
-        opening = "".join(chunk.headers[len(os.path.commonprefix([before, chunk.headers])) :])
-        if run and len(run) + len(opening) + len(chunk.text) > max_chars:
-            yield from _piece(run, min_chars)
-            run = ""
-        run += (opening if run else "".join(chunk.headers)) + chunk.text
-        before = chunk.headers
-    yield from _piece(run, min_chars)
+        repeated_headers = "".join(chunk.headers[len(os.path.commonprefix([last_headers, chunk.headers])) :])
+        if text and len(text) + len(repeated_headers) + len(chunk.text) > max_chars:
+            yield from _piece(text, min_chars)
+            text = ""
+        text += (repeated_headers if text else "".join(chunk.headers)) + chunk.text
+        last_headers = chunk.headers
+    yield from _piece(text, min_chars)
 
 
 def _piece(text: str, min_chars: int) -> Iterator[str]:
@@ -190,13 +190,13 @@ def chunks(
         end = node.end_lineno if number + 1 < len(body) else last
         text = "".join(lines[start - 1 : end])
         if len(text) > max_chars and isinstance(node, ast.ClassDef) and node.body[0].lineno > node.lineno:
-            own = _first_line(node)
-            if start < own:
-                yield Chunk("".join(lines[start - 1 : own - 1]), headers)
+            first_line = _first_line(node)
+            if start < first_line:
+                yield Chunk("".join(lines[start - 1 : first_line - 1]), headers)
             head_end = node.lineno
             while not lines[head_end - 1].rstrip().endswith(":") and head_end + 1 < _first_line(node.body[0]):
                 head_end += 1
-            header = "".join(lines[own - 1 : head_end])
+            header = "".join(lines[first_line - 1 : head_end])
             yield from chunks(lines, node.body, head_end + 1, end, max_chars, (*headers, header))
         elif not (len(text) > MAX_TABLE_CHARS and is_table(node, len(text) > max_chars)):
             if text:
@@ -213,10 +213,10 @@ def is_table(node: ast.stmt, calls: bool) -> bool:
     """An assignment of literals without logic; with `calls`, of names and calls too (a list of records)."""
     if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
         return False
-    plain = (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.Load, ast.UnaryOp, ast.unaryop)
-    plain += (ast.Name, ast.Attribute, ast.Call, ast.keyword, ast.BinOp, ast.operator) if calls else ()
-    inner = list(ast.walk(node.value))
-    return sum(isinstance(item, plain) for item in inner) >= 0.95 * len(inner)
+    allowed = (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.Load, ast.UnaryOp, ast.unaryop)
+    allowed += (ast.Name, ast.Attribute, ast.Call, ast.keyword, ast.BinOp, ast.operator) if calls else ()
+    nodes = list(ast.walk(node.value))
+    return sum(isinstance(node, allowed) for node in nodes) >= 0.95 * len(nodes)
 
 
 def shortened(module: Module) -> list[str]:
@@ -239,15 +239,15 @@ def _shorten_docstring(lines: list[str], doc: ast.Expr) -> None:
     """Keep the first paragraph of a docstring, close its quotes, and empty the rest of its lines."""
     first, last = doc.lineno - 1, doc.end_lineno - 1
     text = "".join(lines[first : last + 1]).encode()  # ast counts columns in UTF-8 bytes
-    before, raw = text[: doc.col_offset].decode(), text[doc.col_offset :].decode()
-    opening = re.match(r"[rRuU]?(\"{3}|'{3})\s*", raw)
+    before, literal = text[: doc.col_offset].decode(), text[doc.col_offset :].decode()
+    opening = re.match(r"[rRuU]?(\"{3}|'{3})\s*", literal)
     if last == first or opening is None:
         return
     quotes = opening[1]
-    inner, _, _ = raw[opening.end() :].partition(quotes)
+    inner, _, _ = literal[opening.end() :].partition(quotes)
     summary = re.split(r"\n[ \t]*\n", inner.rstrip(), maxsplit=1)[0].rstrip()
     if summary.endswith((quotes[0], "\\")):
         summary += " "  # or the closing quotes would be read differently
-    rest = raw[raw.rindex(quotes) + 3 :]
+    tail = literal[literal.rindex(quotes) + 3 :]
     lines[first : last + 1] = [""] * (last - first + 1)
-    lines[first] = before + raw[: opening.end()].rstrip() + summary + quotes + rest
+    lines[first] = before + literal[: opening.end()].rstrip() + summary + quotes + tail

@@ -1,4 +1,4 @@
-"""From the rows of a data set or of files to documents: their text, what is kept beside it, and which are taken."""
+"""Turn the rows of a data set or of files into documents: which rows are taken, their text, and what is kept beside it."""
 
 from __future__ import annotations
 
@@ -103,11 +103,11 @@ def _plain(value: Any, where: str, column: str) -> Any:
     return str(value)
 
 
-def check_malformed(name: str, count: int, rows: int, fraction: float, first: str, *, ended: bool) -> None:
-    """InputError when more rows than the tolerated share cannot be read; told with the first of them."""
+def check_malformed(name: str, count: int, rows: int, fraction: float, first_error: str, *, ended: bool) -> None:
+    """InputError when more rows than the tolerated share cannot be read; it names the first of them."""
     if count > fraction * (rows if ended else max(rows, MALFORMED_BASIS)):
         raise InputError(
-            f"{count:,} of {rows:,} rows are malformed, the first: {first}",
+            f"{count:,} of {rows:,} rows are malformed, the first: {first_error}",
             where=f"source '{name}'",
             fix=f"correct the data or its columns in params.yaml, or raise max_malformed_fraction ({fraction:g})",
         )
@@ -161,21 +161,21 @@ def documents(
     collected in `unreadable`, and are one InputError at the end, unless the
     source skips them: then each is taken whole or not at all.
     """
-    bad = Unreadable() if unreadable is None else unreadable
+    errors = Unreadable() if unreadable is None else unreadable
     skip = getattr(source, "on_unreadable", "refuse") == "skip"
     for name, path in files:
         try:
-            if skip and rows.of_rows(path):  # read to the end first: what follows gives documents as it goes
+            if skip and rows.holds_rows(path):  # read to the end first: what follows gives documents as it goes
                 deque(_documents(source, name, path, val_fraction, lambda reason: None), maxlen=0)
             yield from _documents(source, name, path, val_fraction, leave_out)
         except InputError as error:
-            bad.add(error)
+            errors.add(error)
             if skip:
                 leave_out("unreadable")
         tick(path.stat().st_size)
-    if bad.errors and not skip:
+    if errors.errors and not skip:
         otherwise = ", or leave such files out with on_unreadable: skip" if isinstance(source, FilesSource) else ""
-        raise bad.error(len(files), otherwise)
+        raise errors.error(len(files), otherwise)
 
 
 def _documents(

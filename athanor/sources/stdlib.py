@@ -52,7 +52,7 @@ class Module:
 
     @property
     def meta(self) -> Facts:
-        """What a document made of the module says of its origin."""
+        """The origin of a document that is made from the module, for its `meta`."""
         return {"module": self.name, **({"package": self.package} if self.package else {})}
 
     @property
@@ -112,7 +112,7 @@ def source_files(base: Path) -> list[Path]:
     files = []
     for path in base.rglob("*.py"):
         parts = path.relative_to(base).parts
-        if SKIPPED_FOLDERS.isdisjoint(parts[:-1]) and not any(part.startswith("config-") for part in parts):
+        if SKIPPED_FOLDERS.isdisjoint(parts[:-1]) and not any(folder.startswith("config-") for folder in parts):
             if not path.name.startswith(SKIPPED_FILES) or len(parts) > 1:
                 files.append((parts, path))
     if not files:

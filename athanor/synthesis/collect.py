@@ -18,7 +18,7 @@ from athanor.synthesis.requests import Request
 
 POLL_SECONDS = 0.1
 FIRST_PAUSE, MAX_PAUSE = 1.0, 60.0  # s between tries, doubling; a server may ask for longer ones
-MAX_ASKED_PAUSE = 900.0  # a server that asks for more is better tried another day
+MAX_SERVER_PAUSE = 900.0  # a server that asks for more is better tried another day
 FAILURES = 5  # in a row, before the server is left alone
 
 
@@ -47,7 +47,7 @@ class Collector:
 
     def __post_init__(self) -> None:
         self._halt = threading.Event()
-        self._not_before = 0.0  # by time.monotonic: what one request is told to wait, all of them do
+        self._not_before = 0.0  # by time.monotonic: all requests wait as long as the server asked one of them to
         self._lock = threading.Lock()
         self._failed: dict[str, str] = {}
         self._consecutive_failures = 0
@@ -58,19 +58,19 @@ class Collector:
     def collect(self, requests: Sequence[Request]) -> Collected:
         """Send the requests. What ended it early is raised once nothing is in flight; Interrupted if `stop()` was true."""
         waiting = collections.deque(request for request in requests if request.identity not in self.ledger.answers)
-        flying: dict[concurrent.futures.Future[Answer | str], Request] = {}
+        in_flight: dict[concurrent.futures.Future[Answer | str], Request] = {}
         with concurrent.futures.ThreadPoolExecutor(self.concurrency) as pool:
-            while flying or (waiting and not self._halt.is_set()):
+            while in_flight or (waiting and not self._halt.is_set()):
                 if self.stop():
                     self._stopped = True
                     self._halt.set()
-                held = self._launch(pool, waiting, flying)
-                if not flying and held:
+                paused = self._launch(pool, waiting, in_flight)
+                if not in_flight and paused:
                     time.sleep(POLL_SECONDS)
-                done, _ = concurrent.futures.wait(flying, POLL_SECONDS, concurrent.futures.FIRST_COMPLETED)
+                finished, _ = concurrent.futures.wait(in_flight, POLL_SECONDS, concurrent.futures.FIRST_COMPLETED)
                 # In the order of the list, whichever thread was first.
-                for future in sorted(done, key=lambda item: list(flying).index(item)):
-                    self._finish(flying.pop(future), future)
+                for future in sorted(finished, key=lambda item: list(in_flight).index(item)):
+                    self._finish(in_flight.pop(future), future)
         if self._error is not None:
             raise self._error
         if self._stopped:
@@ -81,10 +81,10 @@ class Collector:
         self,
         pool: concurrent.futures.ThreadPoolExecutor,
         waiting: collections.deque[Request],
-        flying: dict[concurrent.futures.Future[Answer | str], Request],
+        in_flight: dict[concurrent.futures.Future[Answer | str], Request],
     ) -> bool:
-        """Submit the requests that may start now; True while a pause that the server asked for holds all of them."""
-        while waiting and len(flying) < self.concurrency and not self._halt.is_set():
+        """Submit the requests that may start now; True while all of them wait for a pause that the server asked for."""
+        while waiting and len(in_flight) < self.concurrency and not self._halt.is_set():
             if time.monotonic() < self._not_before:
                 return True
             try:
@@ -99,7 +99,7 @@ class Collector:
                 self._halt.set()
                 return False
             request = waiting.popleft()
-            flying[pool.submit(self._answer, request)] = request
+            in_flight[pool.submit(self._answer, request)] = request
         return False
 
     def _finish(self, request: Request, future: concurrent.futures.Future[Answer | str]) -> None:
@@ -125,21 +125,21 @@ class Collector:
         self._halt.set()
 
     def _answer(self, request: Request) -> Answer | str:
-        """The answer, or why there is none ("" when it was asked to stop). In a thread of its own; reserved before."""
-        why, ledger = "", self.ledger
+        """The answer, or why there is none ("" when the sending stops). Runs in a thread; its budget is reserved."""
+        reason, ledger = "", self.ledger
         for attempt in range(self.max_tries):
             if attempt and not self._pause(request, attempt):
-                ledger.failed(request, why, charged=False)
+                ledger.failed(request, reason, charged=False)
                 return ""
             try:
                 answer = self.ask(request)
             except RetryableError as error:
-                why = error.why
+                reason = error.why
                 self._wait_for(error.after)
                 if error.charged:
-                    ledger.failed(request, why, charged=True)
+                    ledger.failed(request, reason, charged=True)
                     if attempt + 1 == self.max_tries:
-                        return why
+                        return reason
                     if not self._reserved(request):
                         return ""
             except Rejected as error:
@@ -151,8 +151,8 @@ class Collector:
             else:
                 ledger.answered(request, answer)
                 return answer
-        ledger.failed(request, why, charged=False)
-        return f"{why} ({self.max_tries} tries)"
+        ledger.failed(request, reason, charged=False)
+        return f"{reason} ({self.max_tries} tries)"
 
     def _reserved(self, request: Request) -> bool:
         """Reserve budget for another try of a request that broke off; False if the budget or a stop prevents it."""
@@ -169,7 +169,7 @@ class Collector:
     def _wait_for(self, seconds: float | None) -> None:
         if seconds is None:
             return
-        if seconds > MAX_ASKED_PAUSE:
+        if seconds > MAX_SERVER_PAUSE:
             what = f"the server asks to wait for {seconds:,.0f} s"
             self._end(InputError(what, where="synthetic", fix="run this again then; answers so far are kept"))
         with self._lock:
@@ -179,6 +179,6 @@ class Collector:
         """Wait before another try; False when the sending ends meanwhile."""
         # Up to half as long again, by the request's own hash: those that failed together come back apart.
         jitter = 1 + rank(attempt, request.identity)[0] / 512
-        asked = self._not_before - time.monotonic()
+        server_pause = self._not_before - time.monotonic()
         pause = min(self.first_pause * 2 ** (attempt - 1), MAX_PAUSE) * jitter
-        return not self._halt.wait(max(asked, 0.0) if asked > 0 else pause)
+        return not self._halt.wait(max(server_pause, 0.0) if server_pause > 0 else pause)

@@ -87,7 +87,7 @@ class Answer:
 def address(api: str, base_url: str) -> str:
     """Where questions go; ParamsError for a base that cannot be meant or would not keep the key."""
 
-    def wrong(what: str, fix: str) -> ParamsError:
+    def invalid(what: str, fix: str) -> ParamsError:
         return ParamsError(what, where="synthetic.base_url", fix=fix)
 
     example = "use one like https://host or http://127.0.0.1:8080"
@@ -95,16 +95,16 @@ def address(api: str, base_url: str) -> str:
         parts = urlsplit(base_url)
         host, _ = parts.hostname, parts.port
     except ValueError as error:
-        raise wrong(f"no usable address ({error})", example) from None
+        raise invalid(f"no usable address ({error})", example) from None
     if parts.scheme not in ("http", "https") or not host or re.search(r"\s", base_url):
-        raise wrong("no usable address", example)
+        raise invalid("no usable address", example)
     if parts.username is not None or parts.query or parts.fragment:
-        raise wrong("holds a user, a query or a fragment", "leave them out; a key goes into the environment")
+        raise invalid("holds a user, a query or a fragment", "leave them out; a key goes into the environment")
     if parts.scheme == "http" and not local(host):
-        raise wrong(f"plain http to {host} would send key and text in the clear", "use https")
+        raise invalid(f"plain http to {host} would send key and text in the clear", "use https")
     base, path = base_url.rstrip("/"), PATHS[api]
     if base.endswith(path):
-        raise wrong(f"ends in {path}, which is added", f"leave {path} out")
+        raise invalid(f"ends in {path}, which is added", f"leave {path} out")
     return base + (path.removeprefix("/v1") if base.endswith("/v1") else path)
 
 
@@ -142,15 +142,15 @@ class Endpoint:
                     sent = True
                     return self._read(reply.status_code, reply.headers, self._receive(reply, deadline))
         except (requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema) as error:
-            raise self._stop(f"no usable address ({self._describe(error)})", "correct synthetic.base_url") from None
+            raise self._fatal(f"no usable address ({self._describe(error)})", "correct synthetic.base_url") from None
         except requests.exceptions.SSLError as error:
-            raise self._stop(
+            raise self._fatal(
                 f"no secure connection ({self._describe(error)})", "check the host's certificate"
             ) from None
         except requests.exceptions.RequestException as error:
-            before = isinstance(error, (requests.exceptions.ConnectTimeout, requests.exceptions.ProxyError))
+            not_sent = isinstance(error, (requests.exceptions.ConnectTimeout, requests.exceptions.ProxyError))
             raise RetryableError(
-                self._describe(error), charged=sent or not (before or _never_connected(error))
+                self._describe(error), charged=sent or not (not_sent or _never_connected(error))
             ) from None
         except OSError as error:
             raise RetryableError(self._describe(error), charged=True) from None
@@ -170,11 +170,11 @@ class Endpoint:
         body: Facts = {"model": params.model}
         if params.temperature is not None:
             body["temperature"] = params.temperature
-        asked = [{"role": "user", "content": request.user}]
+        user_messages = [{"role": "user", "content": request.user}]
         if self.api == "anthropic":
-            return {**body, "max_tokens": params.max_output_tokens, "system": request.system, "messages": asked}
+            return {**body, "max_tokens": params.max_output_tokens, "system": request.system, "messages": user_messages}
         system_messages = [{"role": "system", "content": request.system}]
-        return {**body, params.output_limit: params.max_output_tokens, "messages": [*system_messages, *asked]}
+        return {**body, params.output_limit: params.max_output_tokens, "messages": [*system_messages, *user_messages]}
 
     def _receive(self, reply: Any, deadline: float) -> bytes:
         """The complete body; RetryableError for one that ends early or takes too long."""
@@ -190,7 +190,7 @@ class Endpoint:
                         f"the answer took more than {self._params.timeout_seconds:g} s", charged=charged
                     )
                 if len(body) > MAX_REPLY_BYTES:
-                    raise self._stop(f"an answer of more than {MAX_REPLY_BYTES >> 20} MiB", "check synthetic.base_url")
+                    raise self._fatal(f"an answer of more than {MAX_REPLY_BYTES >> 20} MiB", "check synthetic.base_url")
         except HTTPError as error:
             raise RetryableError(self._describe(error), charged=charged) from None
         return bytes(body)
@@ -201,21 +201,21 @@ class Endpoint:
             value = json.loads(text)
         except (ValueError, RecursionError):
             value = None
-        late = isinstance(value, dict) and value.get("error") and not {"content", "choices"} & value.keys()
-        if status == 200 and not late:
+        error_body = isinstance(value, dict) and value.get("error") and not {"content", "choices"} & value.keys()
+        if status == 200 and not error_body:
             return self._answer(value)
         kinds, message = _error(value, text)
         what = self._scrub(f"HTTP {status}{': ' if message else ''}{' '.join(message.split())[:300]}")
         if 300 <= status < 400:
-            raise self._stop(f"{what} (sent elsewhere, where the key must not go)", "correct synthetic.base_url")
+            raise self._fatal(f"{what} (sent elsewhere, where the key must not go)", "correct synthetic.base_url")
         if status == 402 or kinds & SPENT or (status < 429 and SPENT_TEXT.search(message)):
-            raise self._stop(f"the account is out of credit ({what})", "pay or raise its limit, then run this again")
+            raise self._fatal(f"the account is out of credit ({what})", "pay or raise its limit, then run this again")
         if status in (401, 403):
             name = self._params.key_env
             fix = f"check the key in {name}, and what it may use" if name else "set synthetic.key_env: it wants a key"
-            raise self._stop(f"the server does not let us in ({what})", fix)
+            raise self._fatal(f"the server does not let us in ({what})", fix)
         if status in (404, 405):
-            raise self._stop(what, "correct synthetic.model or synthetic.base_url")
+            raise self._fatal(what, "correct synthetic.model or synthetic.base_url")
         if status in RETRYABLE_STATUSES or status >= 500:
             raise RetryableError(what, retry_after(headers.get("Retry-After")))
         if status == 200:  # a router whose server failed when the answer had begun
@@ -223,15 +223,15 @@ class Endpoint:
         raise Rejected(what)
 
     def _answer(self, value: Any) -> Answer:
-        used = value.get("usage") if isinstance(value, dict) else None
-        used = used if isinstance(used, dict) else {}
+        usage = value.get("usage") if isinstance(value, dict) else None
+        usage = usage if isinstance(usage, dict) else {}
         names = ("input_tokens", "output_tokens") if self.api == "anthropic" else ("prompt_tokens", "completion_tokens")
-        read, written = (used.get(name) for name in names)
-        if _count(read) is not None:  # what a server kept from earlier questions is read all the same
-            read += sum(_count(used.get(f"cache_{name}_input_tokens")) or 0 for name in ("creation", "read"))
-        tokens = {"input_tokens": _count(read), "output_tokens": _count(written)}
+        input_tokens, output_tokens = (usage.get(name) for name in names)
+        if _count(input_tokens) is not None:  # what a server kept from earlier questions is read all the same
+            input_tokens += sum(_count(usage.get(f"cache_{name}_input_tokens")) or 0 for name in ("creation", "read"))
+        tokens = {"input_tokens": _count(input_tokens), "output_tokens": _count(output_tokens)}
         model = value.get("model") if isinstance(value, dict) else None
-        # A local server may name its model by its file, whose folder is nobody's business.
+        # A local server may name its model by its file; the folder is private and left out.
         model = self._scrub(model)[:200] if isinstance(model, str) else ""
         model = model.rpartition("/")[2] if model.startswith("/") else model
         try:
@@ -240,7 +240,7 @@ class Endpoint:
             return Answer(None, f"not an answer of the {self.api} API", cut=False, model=model, **tokens)
         return Answer(self._scrub(text), "", cut=end in CUT_OFF, model=model, **tokens)
 
-    def _stop(self, what: str, fix: str) -> AthanorError:
+    def _fatal(self, what: str, fix: str) -> AthanorError:
         return InputError(what, where=self._scrub(self.url), fix=fix)
 
     def _describe(self, error: BaseException) -> str:
@@ -251,7 +251,7 @@ class Endpoint:
 
 
 def _never_connected(error: BaseException) -> bool:
-    """Whether nothing can have reached the server: no name, no route, nobody listening."""
+    """Whether no connection to the server was made: no such name, no route, or no listener."""
     from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
     reason = getattr(error.args[0] if error.args else None, "reason", None)

@@ -69,12 +69,14 @@ def prices(budget: SyntheticBudget) -> Prices | None:
     return budget.input_price, budget.output_price
 
 
-def cost(read: int, written: int, at: Prices | None) -> Spent:
-    return Spent(1, read + written, (read * at[0] + written * at[1]) / 1e6 if at else 0.0)
+def cost(input_tokens: int, output_tokens: int, rates: Prices | None) -> Spent:
+    return Spent(
+        1, input_tokens + output_tokens, (input_tokens * rates[0] + output_tokens * rates[1]) / 1e6 if rates else 0.0
+    )
 
 
 class Ledger:
-    """The file, held by this process alone, and the budget that goes with it. Threads may share it."""
+    """The file, locked by this process, and the budget that goes with it. Threads may share it."""
 
     def __init__(self, folder: Path, name: str, budget: SyntheticBudget, max_output_tokens: int) -> None:
         self.path = folder / FILE
@@ -83,15 +85,15 @@ class Ledger:
         self._name, self._budget, self._max_output_tokens = name, budget, max_output_tokens
         self._prices = prices(budget)
         self._lock = threading.Lock()
-        self._open: dict[str, Spent] = {}  # requests in flight, at their most
+        self._in_flight: dict[str, Spent] = {}  # requests in flight, at their most
         self._handle: int | None = None
-        self._held = contextlib.ExitStack()
+        self._resources = contextlib.ExitStack()
 
     def __enter__(self) -> Ledger:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as resources:
             self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-            held.callback(os.close, self._handle)
+            resources.callback(os.close, self._handle)
             try:
                 fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -104,12 +106,12 @@ class Ledger:
                 os.ftruncate(self._handle, complete)
                 os.fsync(self._handle)
             self._read(data[:complete])
-            self._held = held.pop_all()
+            self._resources = resources.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._handle = None
-        self._held.close()
+        self._resources.close()
 
     def load(self) -> Ledger:
         """Read the file without locking it, to show what it holds."""
@@ -120,13 +122,13 @@ class Ledger:
     def reserve(self, request: Request) -> str | None:
         """Enter a request that is about to leave. Otherwise the limit that it might pass; "wait" while others fly."""
         with self._lock:
-            read = request.worst_input_tokens
+            input_tokens = request.worst_input_tokens
             exceeded = sum(
-                self._open.values(), self.spent + cost(read, self._max_output_tokens, self._prices)
+                self._in_flight.values(), self.spent + cost(input_tokens, self._max_output_tokens, self._prices)
             ).exceeded(self._budget)
             if exceeded is not None:
-                return "wait" if self._open else exceeded
-            maximum = {"input": read, "output": self._max_output_tokens, "prices": self._prices}
+                return "wait" if self._in_flight else exceeded
+            maximum = {"input": input_tokens, "output": self._max_output_tokens, "prices": self._prices}
             # With what was asked: an answer that was paid for can be read without the corpus of that day.
             self._write("sent", request, category=request.category, user=request.user, **maximum)
             return None
@@ -162,24 +164,28 @@ class Ledger:
             except (ValueError, KeyError, TypeError) as error:
                 what, fix = f"not a line of this file ({error})", "put the file back as it was, or move it away"
                 raise InputError(what, where=f"{self.path}:{number}", fix=fix) from None
-        self.spent = sum(self._open.values(), self.spent)  # in flight when their process died
-        self._open.clear()
+        self.spent = sum(self._in_flight.values(), self.spent)  # in flight when their process died
+        self._in_flight.clear()
 
     def _count(self, line: Mapping[str, Any]) -> None:
         """Apply one line to the answers and to what was spent under this name."""
-        kind, request, own = line["type"], line["request"], line["name"] == self._name
-        at = tuple(line["prices"]) if line.get("prices") else self._prices
-        reserved = self._open.pop(request, Spent()) if own else Spent()
+        kind, request, is_own = line["type"], line["request"], line["name"] == self._name
+        line_prices = tuple(line["prices"]) if line.get("prices") else self._prices
+        reserved = self._in_flight.pop(request, Spent()) if is_own else Spent()
         if kind == "sent":
             self.spent += reserved  # of one whose process died
-            if own:
-                self._open[request] = cost(line["input"], line["output"], at)
+            if is_own:
+                self._in_flight[request] = cost(line["input"], line["output"], line_prices)
         elif kind == "answer":
             answer = Answer(**{name: line[name] for name in Answer.__dataclass_fields__})
             self.answers[request] = StoredAnswer(answer, time.strftime("%Y-%m-%d", time.gmtime(line["t"])))
-            read, written = answer.input_tokens, answer.output_tokens
-            if own:
-                self.spent += reserved if read is None or written is None else cost(read, written, at)
+            input_tokens, output_tokens = answer.input_tokens, answer.output_tokens
+            if is_own:
+                self.spent += (
+                    reserved
+                    if input_tokens is None or output_tokens is None
+                    else cost(input_tokens, output_tokens, line_prices)
+                )
         elif kind == "lost":
             self.spent += reserved
         elif kind != "free":

@@ -22,7 +22,7 @@ from athanor.text.conversations import Messages
 from athanor.text.documents import Document, read_documents, shard_files
 
 SEED_FILES = "*.jsonl*"
-# Where a passage may end, the best first; what is left of the text is searched for one in its last part.
+# Where a passage may end, the best first. One is looked for between MIN_FILLED of the passage's length and its end.
 BREAKS = ("\n\n", "\n", ". ", " ")
 MIN_FILLED = 0.6
 
@@ -49,20 +49,20 @@ def passages(
     One passage of every document comes before the second of any.
     """
     shards = shards_of(folder, sources)
-    wanted = count
+    candidates = count
     while True:
-        ids = _smallest(shards, wanted, seed)
-        by_document = _divided(
+        ids = _smallest(shards, candidates, seed)
+        by_document = _passages_by_document(
             (d for path in shards for d in read_documents(path) if d.id in ids), seed, chars, min_chars
         )
-        deepest = max((len(pieces) for pieces in by_document), default=0) if len(ids) < wanted else 1
+        max_pieces = max((len(pieces) for pieces in by_document), default=0) if len(ids) < candidates else 1
         distinct: dict[str, Passage] = {}  # two documents may share a passage, such as the head of a licence
-        for pieces, turn in ((pieces, turn) for turn in range(deepest) for pieces in by_document):
-            if turn < len(pieces):
-                distinct.setdefault(pieces[turn].text, pieces[turn])
-        if len(distinct) >= count or len(ids) < wanted:
+        for pieces, index in ((pieces, index) for index in range(max_pieces) for pieces in by_document):
+            if index < len(pieces):
+                distinct.setdefault(pieces[index].text, pieces[index])
+        if len(distinct) >= count or len(ids) < candidates:
             return list(distinct.values())[:count]
-        wanted *= 2  # some were too short
+        candidates *= 2  # some were too short
 
 
 def shards_of(folder: Path, sources: Collection[str] | None) -> list[Path]:
@@ -84,7 +84,7 @@ def _smallest(shards: list[Path], count: int, seed: int) -> set[str]:
     return set(heapq.nsmallest(count, ids, key=lambda key: rank(seed, key)))
 
 
-def _divided(documents: Iterable[Document], seed: int, chars: int, min_chars: int) -> list[list[Passage]]:
+def _passages_by_document(documents: Iterable[Document], seed: int, chars: int, min_chars: int) -> list[list[Passage]]:
     """The passages of each document in the order they are used, the documents by rank."""
     by_document = {}
     for document in documents:

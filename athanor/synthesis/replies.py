@@ -17,7 +17,7 @@ from athanor.synthesis.requests import Request
 from athanor.synthesis.sift import Row
 from athanor.text.conversations import Message, Messages, check_messages
 
-# Some models put every JSON into a code fence, whatever they are told; around the whole answer it changes nothing.
+# Some models put every JSON into a code fence, against the instructions; around the whole answer it changes nothing.
 FENCE = re.compile(r"\s*```(?:json)?[ \t]*\n(?P<inside>.*)\n```\s*", re.S)
 
 
@@ -37,8 +37,8 @@ def parse(answer: Answer, conversations: int, pairs: int) -> list[Messages]:
         value = json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
     except (ValueError, RecursionError):
         raise Malformed("not JSON") from None
-    good = isinstance(value, dict) and set(value) == {"conversations"} and isinstance(value["conversations"], list)
-    if not good:
+    valid = isinstance(value, dict) and set(value) == {"conversations"} and isinstance(value["conversations"], list)
+    if not valid:
         raise Malformed("not an object with 'conversations'")
     parsed = [_conversation(row) for row in value["conversations"]]
     if not 1 <= len(parsed) <= conversations:
@@ -103,15 +103,15 @@ def parse_answers(
 
 
 @dataclass
-class Judge:
-    """Checks answers as they come; GateError as soon as too many are malformed to pay for more."""
+class MalformedGate:
+    """Counts malformed answers as they come; GateError as soon as they are too many to pay for more."""
 
     params: SyntheticParams
     requests: int
     good: int = 0
     bad: int = 0
 
-    def see(self, request: Request, answer: Answer) -> None:
+    def add(self, request: Request, answer: Answer) -> None:
         try:
             parse(answer, self.params.conversations_per_request, request.pairs)
         except Malformed as error:
@@ -127,13 +127,13 @@ class Judge:
 
 def row_facts(row: Row) -> Facts:
     """A line of the result: `messages` for training, and where they come from."""
-    shown = row.request.shown
+    passage = row.request.passage
     return {
         "messages": [{"role": message.role, "content": message.content} for message in row.messages],
         "category": row.request.category,
         "request": row.request.identity,
-        "document": shown and shown.document,
-        "document_license": shown and shown.license,
+        "document": passage and passage.document,
+        "document_license": passage and passage.license,
     }
 
 

@@ -35,7 +35,7 @@ class Request:
     system: str
     user: str
     pairs: int
-    shown: Passage | None
+    passage: Passage | None
     identity: str  # of everything that decides the answer; an answered request is never sent again
 
     @property
@@ -48,63 +48,65 @@ def plan_requests(params: SyntheticParams, documents: Path, seeds: Path) -> list
     """All requests, in the order they are sent."""
     order = categories(params)
     counts = {name: order.count(name) for name in params.categories}
-    used = {name: category for name, category in params.categories.items() if counts[name]}
-    wanted = sum(counts[name] for name, category in used.items() if category.passage)
-    shown = iter(_passages(params, documents, wanted))
-    pools = _pools(used, counts, seeds, params.seed)
-    turns = dict.fromkeys(used, 0)
+    active = {name: category for name, category in params.categories.items() if counts[name]}
+    passage_count = sum(counts[name] for name, category in active.items() if category.passage)
+    next_passages = iter(_passages(params, documents, passage_count))
+    pools = _pools(active, counts, seeds, params.seed)
+    turns = dict.fromkeys(active, 0)
     requests = []
     for name in order:
-        category = used[name]
-        passage = next(shown) if category.passage else None
-        picked = _picked(pools.get(name, []), category.examples, params.seed, name, turns[name], passage)
+        category = active[name]
+        passage = next(next_passages) if category.passage else None
+        chosen_examples = _pick_examples(
+            pools.get(name, []), category.examples, params.seed, name, turns[name], passage
+        )
         turns[name] += 1
-        requests.append(_request(params, name, category, passage, picked))
+        requests.append(_request(params, name, category, passage, chosen_examples))
     return _distinct(requests)
 
 
 def categories(params: SyntheticParams) -> list[str]:
-    """The category of each request: at every length as near to the shares as whole requests can be."""
+    """The category of each request. Every prefix of the list is as near to the shares as whole requests can be."""
     counts = dict.fromkeys(params.categories, 0)
     order = []
     for number in range(1, params.requests + 1):
-        behind = {name: category.share * number - counts[name] for name, category in params.categories.items()}
-        name = max(behind, key=lambda key: (round(behind[key], 9), key))
+        shortfalls = {name: category.share * number - counts[name] for name, category in params.categories.items()}
+        name = max(shortfalls, key=lambda key: (round(shortfalls[key], 9), key))
         counts[name] += 1
         order.append(name)
     return order
 
 
-def _passages(params: SyntheticParams, documents: Path, wanted: int) -> list[Passage]:
-    if not wanted:
+def _passages(params: SyntheticParams, documents: Path, count: int) -> list[Passage]:
+    if not count:
         return []
     available = passages(
-        documents, wanted, seed=params.seed, sources=params.sources, chars=params.passage_chars,
+        documents, count, seed=params.seed, sources=params.sources, chars=params.passage_chars,
         min_chars=params.min_passage_chars,
     )  # fmt: skip
-    if len(available) < wanted:
-        what = f"{wanted:,} requests want a passage each, and the documents have {len(available):,}"
+    if len(available) < count:
+        what = f"{count:,} requests want a passage each, and the documents have {len(available):,}"
         fix = "lower requests, passage_chars or min_passage_chars, or add documents"
         raise InputError(what, where="synthetic.requests", fix=fix)
     return available
 
 
 def _pools(
-    used: Mapping[str, SyntheticCategory], counts: Mapping[str, int], seeds: Path, seed: int
+    active: Mapping[str, SyntheticCategory], counts: Mapping[str, int], seeds: Path, seed: int
 ) -> dict[str, list[Messages]]:
     """The example conversations for each category that shows some."""
-    wanting = {name: category for name, category in used.items() if category.examples}
-    pool = examples(seeds, seed) if wanting else []
-    for name, category in wanting.items():
-        different = math.comb(len(pool), category.examples)
-        if len(pool) < category.examples or (not category.passage and different < counts[name]):
+    with_examples = {name: category for name, category in active.items() if category.examples}
+    pool = examples(seeds, seed) if with_examples else []
+    for name, category in with_examples.items():
+        combinations = math.comb(len(pool), category.examples)
+        if len(pool) < category.examples or (not category.passage and combinations < counts[name]):
             what = f"{counts[name]:,} requests want {category.examples} examples each, {seeds} has {len(pool):,}"
             fix = "add conversations there, or set passage to true"
             raise InputError(what, where=f"synthetic.categories.{name}.examples", fix=fix)
-    return dict.fromkeys(wanting, pool)
+    return dict.fromkeys(with_examples, pool)
 
 
-def _picked(
+def _pick_examples(
     pool: Sequence[Messages], count: int, seed: int, name: str, turn: int, passage: Passage | None
 ) -> list[Messages]:
     """Examples for one request: a random choice if it has a passage, else the next unused combination."""
@@ -126,8 +128,8 @@ def _combination(size: int, count: int, turn: int) -> tuple[int, ...]:
         step += 1
     position = turn * step % total
     picked, first = [], 0
-    for left in range(count, 0, -1):
-        while (block := math.comb(size - first - 1, left - 1)) <= position:
+    for remaining in range(count, 0, -1):
+        while (block := math.comb(size - first - 1, remaining - 1)) <= position:
             position, first = position - block, first + 1
         picked.append(first)
         first += 1
@@ -139,13 +141,13 @@ def _request(
     name: str,
     category: SyntheticCategory,
     passage: Passage | None,
-    shown: Iterable[Messages],
+    chosen_examples: Iterable[Messages],
 ) -> Request:
-    conversations = _many(params.conversations_per_request, "conversation")
-    pairs = f"{_many(category.pairs, 'question')} and {'its answer' if category.pairs == 1 else 'their answers'}"
+    conversations = _counted(params.conversations_per_request, "conversation")
+    pairs = f"{_counted(category.pairs, 'question')} and {'its answer' if category.pairs == 1 else 'their answers'}"
     system = SYSTEM.format(turn=TURN, conversations=conversations, pairs=pairs)
     sections = [category.task.strip()]
-    for messages in shown:
+    for messages in chosen_examples:
         example = json.dumps(
             {"messages": [{"role": m.role, "content": m.content} for m in messages]}, ensure_ascii=False
         )
@@ -153,23 +155,23 @@ def _request(
     if passage is not None:
         sections.append(f"The text it is about:\n<text>\n{passage.text}\n</text>")
     user = "\n\n".join(sections)
-    asked = {
+    identifying_facts = {
         "api": params.api, "base_url": params.base_url.rstrip("/"), "model": params.model, "system": system,
         "user": user, "max_output_tokens": params.max_output_tokens, "temperature": params.temperature,
     }  # fmt: skip
-    return Request(name, system, user, category.pairs, passage, digest(asked)[:32])
+    return Request(name, system, user, category.pairs, passage, digest(identifying_facts)[:32])
 
 
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _distinct(requests: list[Request]) -> list[Request]:
     """ParamsError if two requests are equal: the answer would be paid for once and counted twice."""
-    seen: set[str] = set()
+    identities: set[str] = set()
     for request in requests:
-        if request.identity in seen:
+        if request.identity in identities:
             fix = "documents repeat each other: lower requests, or make the categories' tasks different"
             raise ParamsError("two requests are the same", where=f"synthetic.categories.{request.category}", fix=fix)
-        seen.add(request.identity)
+        identities.add(request.identity)
     return requests

@@ -1,4 +1,4 @@
-"""What of the answers is kept, and the gates: data that repeats itself, leaks or copies a habit is not written."""
+"""Which conversations are kept, and the gates: data that repeats itself, leaks or has a bad habit is not written."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HABITS: dict[str, Callable[[str], bool]] = {
     "truncated": habits.truncated,
 }
 DROPS = (*HABITS, "leaked", "near_duplicate")
-NEAR = 0.8  # Jaccard similarity of the 5-grams of words, as for documents
+NEAR_DUPLICATE_SIMILARITY = 0.8  # Jaccard similarity of the 5-grams of words, as for documents
 GRAM, BLOCK_GRAMS = 4, 10_000  # in blocks of one size, for the share of different n-grams falls with the length
 OPENING_WORDS = 3  # at most, of the first clause: "Great question!" is one, whatever follows
 CLAUSE = re.compile(r"[.,:;!?\n]")
@@ -50,7 +50,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Measures:
-    """Of all conversations that were well-formed, before any is left out."""
+    """Measures of all well-formed conversations, before any is left out."""
 
     distinct_prompts: float
     distinct_4grams: float
@@ -60,7 +60,9 @@ class Measures:
 
 def sift(rows: Sequence[Row], index: ItemIndex, max_ngram_conversations: int) -> list[str | None]:
     """For each row the reason to leave it out, one of DROPS, or None."""
-    reasons = [next((name for name, has in HABITS.items() if any(map(has, row.answers()))), None) for row in rows]
+    reasons = [
+        next((name for name, has_habit in HABITS.items() if any(map(has_habit, row.answers()))), None) for row in rows
+    ]
 
     def remaining_numbers() -> list[int]:
         return [number for number, reason in enumerate(reasons) if reason is None]
@@ -87,7 +89,7 @@ def _repeats(texts: Sequence[str]) -> list[int]:
         return []
     signatures = minhash.signatures(shingles(tokenise(texts).words, minhash.SHINGLE_WORDS))
     sets = dict(shingle_sets(enumerate(texts)))
-    return sorted(near_duplicates(signatures, range(len(texts)), sets.__getitem__, NEAR))
+    return sorted(near_duplicates(signatures, range(len(texts)), sets.__getitem__, NEAR_DUPLICATE_SIMILARITY))
 
 
 def measure(rows: Sequence[Row]) -> Measures:
@@ -122,11 +124,11 @@ def check(
     """GateError with everything that is out of line, and what to change. `answers` includes requests without one."""
     total = max(conversations, 1)
     remaining = conversations - sum(drops.values())
-    habit = {name: drops[name] for name in HABITS if drops[name]}
+    habit_counts = {name: drops[name] for name in HABITS if drops[name]}
     maxima = (
         ("max_malformed_share", malformed / max(answers, 1), "malformed answers",
          "raise max_output_tokens, ask for fewer conversations_per_request, or use a model that keeps to a form"),
-        ("max_habit_share", sum(habit.values()) / total, f"bad habits ({_listed(habit)})",
+        ("max_habit_share", sum(habit_counts.values()) / total, f"bad habits ({_listed(habit_counts)})",
          "say in the task what to avoid, raise max_output_tokens if they are cut off, or use another model"),
         ("max_leaked_share", drops["leaked"] / total, "conversations with an item of the battery",
          "reword the task: it asks for what the battery asks"),

@@ -46,19 +46,19 @@ def _html(text: str) -> str:
     for tag in soup.select(", ".join(_NO_TEXT)):
         tag.decompose()
     main = soup.select_one("main, [role=main]") or soup.body or soup
-    as_written = dict.fromkeys(("escape_asterisks", "escape_underscores", "escape_misc"), False)
+    escape_options = dict.fromkeys(("escape_asterisks", "escape_underscores", "escape_misc"), False)
     return (
-        MarkdownConverter(heading_style="ATX", bullets="-", strip=["a", "img"], **as_written)
+        MarkdownConverter(heading_style="ATX", bullets="-", strip=["a", "img"], **escape_options)
         .convert_soup(main)
         .strip("\n")
     )
 
 
-def _notebook(book: Any, where: str) -> str:
-    cells = book.get("cells") if isinstance(book, dict) else None
+def _notebook(notebook: Any, where: str) -> str:
+    cells = notebook.get("cells") if isinstance(notebook, dict) else None
     if not isinstance(cells, list) or not all(isinstance(cell, dict) for cell in cells):
         raise InputError("not a notebook of format 4", where=where, fix="open it in Jupyter and save it again")
-    meta = book.get("metadata") or {}
+    meta = notebook.get("metadata") or {}
     names = [(meta.get(key) or {}).get(name) for key, name in (("language_info", "name"), ("kernelspec", "language"))]
     language = next((name for name in names if name), "python")
     blocks = []
@@ -85,8 +85,8 @@ def _pdf(data: bytes | str, where: str, max_document_bytes: int) -> str:
             if size > max_document_bytes:
                 break  # the caller refuses it
     except Exception as error:  # of any kind, where the file is damaged
-        locked = "FileNotDecryptedError" in {kind.__name__ for kind in type(error).__mro__}
-        what = "protected by a password" if locked else f"not a readable PDF ({type(error).__name__}: {error})"
+        encrypted = "FileNotDecryptedError" in {kind.__name__ for kind in type(error).__mro__}
+        what = "protected by a password" if encrypted else f"not a readable PDF ({type(error).__name__}: {error})"
         raise InputError(what, where=where, fix=fix) from None
     text = "\n".join(pages)
     if not text.strip():

@@ -86,7 +86,7 @@ _LEAKS = tuple(
         rf"^\W*{_ASSISTANTS} here\b",
     )
 )
-# Before the claim, what makes it somebody else's words or a question.
+# Words before a claim that make it a question or somebody else's statement.
 _REPORTED = re.compile(
     r"(?:\b(?:if|whether|that|think|thinks|thought|believe|believes|suppose|assume|imagine|say|says|said|pretend|claim|"
     r"claims|claimed|ask|asked|not|deny|never|wish|than|because people)|n['’]t|\bnot,?)\s*[,:]?\s*$",
@@ -114,13 +114,13 @@ def identity_leak(text: str) -> bool:
     for pattern in _LEAKS:
         start, end, first_person = 0, -1, False  # of the sentence; of a long one, all matches ask about the same
         for match in pattern.finditer(unquoted):
-            at = match.start()
-            if at > end:
-                start = 1 + max(unquoted.rfind(sign, max(end, 0), at) for sign in ".!?\n")
-                mark = _SENTENCE_END.search(unquoted, at)
-                end = mark.start() if mark else len(unquoted)
+            position = match.start()
+            if position > end:
+                start = 1 + max(unquoted.rfind(sign, max(end, 0), position) for sign in ".!?\n")
+                sentence_end = _SENTENCE_END.search(unquoted, position)
+                end = sentence_end.start() if sentence_end else len(unquoted)
                 first_person = bool(_FIRST_PERSON.search(unquoted[start:end]))
-            if _REPORTED.search(unquoted[max(start, at - REPORTED_CHARS) : at]):
+            if _REPORTED.search(unquoted[max(start, position - REPORTED_CHARS) : position]):
                 continue
             if match.group()[:2].lower() == "as" and not first_person:
                 continue
@@ -320,8 +320,8 @@ def truncated(text: str) -> bool:
     before = lines[:-1]
     if _LIST_ITEM.match(last) or last.lstrip().startswith(("#", "|", ">")):
         peers = [line.rstrip().rstrip(_CLOSERS) for line in before if _LIST_ITEM.match(line)]
-        ended = sum(peer.endswith(tuple(_TERMINAL)) for peer in peers)
-        return len(peers) > 1 and ended == len(peers)
+        ended_count = sum(peer.endswith(tuple(_TERMINAL)) for peer in peers)
+        return len(peers) > 1 and ended_count == len(peers)
     if before:
         # Verse, a listing, a signature under its closing line: the line before ends in no full stop either.
         end = before[-1].rstrip().rstrip(_CLOSERS + " ")[-1:]

@@ -1,4 +1,4 @@
-"""Texts that stand in files of their own: the default recipe's wordings, and templates."""
+"""Read texts from YAML files: the default recipe's wordings, and templates."""
 
 from __future__ import annotations
 

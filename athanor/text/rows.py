@@ -33,7 +33,8 @@ CODE = frozenset(
     " .hs .ml .mli .elm .ex .exs .erl .lisp .el .scm .rkt .nim .zig .d .pas .f .f90 .f95 .asm .s .v .sv .vhd .vhdl"
     " .sh .bash .zsh .fish .ps1 .bat .sql .proto .graphql .cmake .mk .gradle .tf .nix .yaml .yml .toml .ini .cfg".split()
 )
-NAMED = frozenset(("makefile", "dockerfile", "readme", "license", "changelog"))  # text files that have no ending
+# Text files that have no ending.
+NAMED_TEXT_FILES = frozenset(("makefile", "dockerfile", "readme", "license", "changelog"))
 JSON_LINES = (".jsonl", ".ndjson")
 PARQUET = ".parquet"
 COMPRESSED = (".gz", ".zst")
@@ -59,7 +60,7 @@ def find(globs: Sequence[str]) -> Files:
     a link that leads to files which no one else would see change.
     """
     files: Files = []
-    seen: set[Path] = set()
+    resolved_paths: set[Path] = set()
     for pattern in globs:
         path = Path(pattern).expanduser()
         base = _glob_base(path)
@@ -70,8 +71,8 @@ def find(globs: Sequence[str]) -> Files:
                 fix = f"it is a folder; name the files in it, for example {pattern.rstrip('/')}/**/*.md"
             raise InputError("no file matches", where=pattern, fix=fix)
         for match in matches:
-            if match.resolve() not in seen:
-                seen.add(match.resolve())
+            if match.resolve() not in resolved_paths:
+                resolved_paths.add(match.resolve())
                 files.append((match.relative_to(base).as_posix(), match))
     return files
 
@@ -101,7 +102,7 @@ def read_rows(path: Path, columns: Sequence[str], max_document_bytes: int) -> It
         raise InputError(f"cannot be read ({error})", where=path, fix="repair or replace the file") from None
 
 
-def of_rows(path: Path) -> bool:
+def holds_rows(path: Path) -> bool:
     """Whether a file holds one document on each row, and is not one document itself."""
     return _kind(path) in (*JSON_LINES, PARQUET)
 
@@ -147,22 +148,22 @@ def too_large(where: str, max_document_bytes: int) -> InputError:
 
 def _glob_base(pattern: Path) -> Path:
     parts = pattern.parts
-    plain = next((number for number, part in enumerate(parts) if has_magic(part)), len(parts) - 1)
-    return Path(*parts[:plain])
+    plain_count = next((number for number, part in enumerate(parts) if has_magic(part)), len(parts) - 1)
+    return Path(*parts[:plain_count])
 
 
 def _matches(folder: Path, patterns: Sequence[str], base: Path) -> Iterator[Path]:
     """Files below `folder` that the remaining parts of a glob match; `base` is where the search began, resolved."""
-    pattern, rest = patterns[0], patterns[1:]
+    pattern, remaining = patterns[0], patterns[1:]
     if not has_magic(pattern):
         path = folder / pattern
-        if rest and path.is_dir():
-            yield from _matches(path, rest, base)
-        elif not rest and path.is_file():
+        if remaining and path.is_dir():
+            yield from _matches(path, remaining, base)
+        elif not remaining and path.is_file():
             yield path
         return
     if pattern == "**":
-        yield from _matches(folder, rest or ("*",), base)
+        yield from _matches(folder, remaining or ("*",), base)
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except FileNotFoundError:
@@ -171,17 +172,17 @@ def _matches(folder: Path, patterns: Sequence[str], base: Path) -> Iterator[Path
         raise InputError(f"cannot be read ({error.strerror})", where=folder, fix="allow reading it") from None
     for entry in entries:
         path = folder / entry.name
-        wanted = pattern == "**" or fnmatchcase(entry.name, pattern)
-        if not wanted or (entry.name.startswith(".") and not pattern.startswith(".")):
+        is_match = pattern == "**" or fnmatchcase(entry.name, pattern)
+        if not is_match or (entry.name.startswith(".") and not pattern.startswith(".")):
             continue
         if not entry.is_dir():
-            if pattern != "**" and not rest and entry.is_file():
+            if pattern != "**" and not remaining and entry.is_file():
                 yield path
-        elif pattern == "**" or rest:
+        elif pattern == "**" or remaining:
             if pattern in ("*", "**") and (entry.name in NOT_WALKED or (path / VIRTUAL_ENVIRONMENT).exists()):
                 continue
             if not entry.is_symlink():
-                yield from _matches(path, patterns if pattern == "**" else rest, base)
+                yield from _matches(path, patterns if pattern == "**" else remaining, base)
             elif pattern != "**" or not path.resolve().is_relative_to(base):  # else its files are found where they lie
                 raise InputError(
                     "a link to a folder: DVC would not see what changes behind it",
@@ -194,7 +195,7 @@ def _kind(path: Path) -> str:
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in COMPRESSED and suffixes[-2:-1] != [PARQUET]:
         suffixes.pop()
-    kind = suffixes[-1] if suffixes else ".txt" if path.name.lower() in NAMED else ""
+    kind = suffixes[-1] if suffixes else ".txt" if path.name.lower() in NAMED_TEXT_FILES else ""
     if kind not in (TEXT | CODE) and kind not in (*convert.RAW_FACTOR, *JSON_LINES, PARQUET):
         fix = "use text, source code, .html, .ipynb, .pdf, .jsonl (these also .gz or .zst) or .parquet; or narrow the glob"
         if kind in (".json", ".csv"):
@@ -235,11 +236,11 @@ def _decode(data: bytes, where: str, line: int | None = None) -> str:
     except UnicodeDecodeError as error:
         if line is not None:
             where = f"{where}:{line + data.count(10, 0, error.start)}"
-        old = "UTF-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "WINDOWS-1252"
+        encoding = "UTF-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "WINDOWS-1252"
         raise InputError(
             f"not valid UTF-8 (byte 0x{data[error.start]:02x})",
             where=where,
-            fix=f"convert the file, for example with iconv -f {old} -t UTF-8",
+            fix=f"convert the file, for example with iconv -f {encoding} -t UTF-8",
         ) from None
 
 
@@ -292,13 +293,13 @@ def _batch_rows(group: Any, columns: Sequence[str], where: str, max_document_byt
         column = group.column(number)
         if column.path_in_schema.split(".")[0] not in columns:
             continue
-        size, packed = column.total_uncompressed_size, column.total_compressed_size
-        if size > max(UNPACKED_BYTES, UNPACKED_FACTOR * packed):
-            what = f"{packed:,} bytes of a column unpack to {size:,}"
+        unpacked_bytes, packed_bytes = column.total_uncompressed_size, column.total_compressed_size
+        if unpacked_bytes > max(UNPACKED_BYTES, UNPACKED_FACTOR * packed_bytes):
+            what = f"{packed_bytes:,} bytes of a column unpack to {unpacked_bytes:,}"
             raise InputError(what, where=where, fix="look at what wrote the file; no text is packed like that")
-        if size > group.num_rows * max_document_bytes + (1 << 20):
+        if unpacked_bytes > group.num_rows * max_document_bytes + (1 << 20):
             raise too_large(where, max_document_bytes)
-        row_bytes += size if column.has_dictionary_page else -(-size // max(group.num_rows, 1))
+        row_bytes += unpacked_bytes if column.has_dictionary_page else -(-unpacked_bytes // max(group.num_rows, 1))
     return max(1, min(BATCH_ROWS, BATCH_BYTES // row_bytes))
 
 

@@ -137,10 +137,10 @@ class ItemIndex:
         words, starts = tokens.words.hashes, tokens.words.offsets
         grams, masked = (finalised(sums, ngram_words) for sums in _windows(tokens, ngram_words))
         prompt_ngrams = 0
-        for row, (number, alone, text) in enumerate(rows):
+        for row, (number, prompt_alone, text) in enumerate(rows):
             first, count = int(starts[row]), int(starts[row + 1] - starts[row])
             ngram_count = max(count - ngram_words + 1, 0)
-            prompt_ngrams = ngram_count if alone else prompt_ngrams
+            prompt_ngrams = ngram_count if prompt_alone else prompt_ngrams
             last = first + (prompt_ngrams if items[number].category in fact_categories else ngram_count)
             for gram, family in zip(grams[first:last].tolist(), masked[first:last].tolist(), strict=True):
                 ngram_families.setdefault(gram, (family, number))
@@ -151,29 +151,29 @@ class ItemIndex:
                     int(finalised(rolling_sums_at(words, np.array([first]), length), length)[0])
                     for length in (size, min(size, LEAD_WORDS))
                 )
-                sequence = _Sequence(number, comparison_text(text), count, alone)
+                sequence = _Sequence(number, comparison_text(text), count, prompt_alone)
                 anchors.setdefault(size, {}).setdefault(anchor, []).append(sequence)
                 leads.setdefault(min(size, LEAD_WORDS), set()).add(lead)
-        families = sorted(family for family, having in owners.items() if len(having) <= max_ngram_items)
-        family_index = {family: n for n, family in enumerate(families)}
+        families = sorted(family for family, item_numbers in owners.items() if len(item_numbers) <= max_ngram_items)
+        family_index = {family: index for index, family in enumerate(families)}
         specific = sorted(
             (gram, family_index[family], item)
             for gram, (family, item) in ngram_families.items()
             if family in family_index
         )
-        grams, family_indices, having = zip(*specific, strict=True) if specific else ((), (), ())
+        grams, family_indices, item_numbers = zip(*specific, strict=True) if specific else ((), (), ())
         self.items, self.ngram_words = items, ngram_words
         self.shared_ngrams = len(owners) - len(families)  # families left out because several items have them
         # The item-specific n-grams: their hashes (uint64, sorted), an item that has each, and the index of its family.
         self._grams, self._families = np.array(grams, np.uint64), np.array(families, np.uint64)
-        self._owners, self._family = np.array(having, np.int64), np.array(family_indices, np.int64)
+        self._owners, self._family_of = np.array(item_numbers, np.int64), np.array(family_indices, np.int64)
         self._anchors = anchors  # number of words -> hash of a sequence's first words -> sequences
         self._anchor_hashes = {size: np.array(sorted(table), np.uint64) for size, table in anchors.items()}
         # The tables hold rolling sums, so that a scan mixes the few sums that pass them and no others.
-        self._gram_marks, self._family_marks = (
+        self._gram_filter, self._family_filter = (
             _HashFilter(unfinalised(hashes, ngram_words)) for hashes in (self._grams, self._families)
         )
-        self._lead_marks = {
+        self._lead_filters = {
             size: _HashFilter(unfinalised(np.array(sorted(hashes), np.uint64), size)) for size, hashes in leads.items()
         }
 
@@ -212,8 +212,8 @@ class ItemIndex:
             prompts.setdefault(comparison_text(prompt_text(item.prompt)), item.id)
         for number, messages in enumerate(conversations):
             if item_ids[number] is None:
-                asked = (prompts.get(comparison_text(m.content)) for m in messages if m.role == "user")
-                item_ids[number] = next((item for item in asked if item is not None), None)
+                prompt_ids = (prompts.get(comparison_text(m.content)) for m in messages if m.role == "user")
+                item_ids[number] = next((item for item in prompt_ids if item is not None), None)
         return item_ids
 
     def scan(self, texts: Sequence[str], tokens: Tokens | None = None, *, prompts_alone: bool) -> list[Hits]:
@@ -222,31 +222,34 @@ class ItemIndex:
         size = self.ngram_words
         matches = []
         windows = _windows(tokens, size)
-        for sums, marks, known in zip(
-            windows, (self._gram_marks, self._family_marks), (self._grams, self._families), strict=True
+        for sums, hash_filter, indexed in zip(
+            windows, (self._gram_filter, self._family_filter), (self._grams, self._families), strict=True
         ):
-            positions, texts_of_positions = _inside(marks.candidates(sums), size, tokens.words)
-            matches.append(_by_text(texts_of_positions, _find(finalised(sums[positions], size), known), len(texts)))
+            positions, texts_of_positions = _within_text(hash_filter.candidates(sums), size, tokens.words)
+            matches.append(_by_text(texts_of_positions, _find(finalised(sums[positions], size), indexed), len(texts)))
         full_match = self._full_matches(texts, tokens.words, prompts_alone)
         return [Hits(*hits) for hits in zip(*matches, full_match, strict=True)]
 
     def _full_matches(self, texts: Sequence[str], words: Words, prompts_alone: bool) -> list[int]:
         item_numbers = [-1] * len(texts)
         folded: dict[int, str] = {}
-        leads = {size: marks.candidates(rolling_sums(words.hashes, size)) for size, marks in self._lead_marks.items()}
+        leads = {
+            size: hash_filter.candidates(rolling_sums(words.hashes, size))
+            for size, hash_filter in self._lead_filters.items()
+        }
         for size, hashes in self._anchor_hashes.items():
-            starts, owners = _inside(leads[min(size, LEAD_WORDS)], size, words)
+            starts, owners = _within_text(leads[min(size, LEAD_WORDS)], size, words)
             anchor_index = _find(finalised(rolling_sums_at(words.hashes, starts, size), size), hashes)
             hit = np.flatnonzero(anchor_index >= 0)
             for text, anchor in sorted(set(zip(owners[hit].tolist(), anchor_index[hit].tolist(), strict=True))):
                 for sequence in self._anchors[size][int(hashes[anchor])] if item_numbers[text] < 0 else ():
                     folded_text = folded.setdefault(text, comparison_text(texts[text]))
-                    enough = MIN_PROMPT_WORDS if prompts_alone else self.ngram_words
-                    if sequence.prompt_alone and sequence.words < enough:
-                        same = prompts_alone and sequence.text == folded_text
+                    min_words = MIN_PROMPT_WORDS if prompts_alone else self.ngram_words
+                    if sequence.prompt_alone and sequence.words < min_words:
+                        is_match = prompts_alone and sequence.text == folded_text
                     else:
-                        same = sequence.text in folded_text
-                    if same:
+                        is_match = sequence.text in folded_text
+                    if is_match:
                         item_numbers[text] = sequence.item
                         break
         return item_numbers
@@ -265,7 +268,7 @@ class ItemIndex:
             newly_matched = []
             for number in suspects:
                 own_ngrams = hits[number].ngrams
-                rare = own_ngrams[frequency[self._family[own_ngrams]] <= max_ngram_documents]
+                rare = own_ngrams[frequency[self._family_of[own_ngrams]] <= max_ngram_documents]
                 if len(rare):
                     item_numbers[number] = int(self._owners[rare].min())
                     newly_matched.append(number)
@@ -299,7 +302,7 @@ def _windows(tokens: Tokens, size: int) -> tuple[np.ndarray, np.ndarray]:
     return sums, np.where(numbers > 1, sums, masked)
 
 
-def _inside(positions: np.ndarray, size: int, words: Words) -> tuple[np.ndarray, np.ndarray]:
+def _within_text(positions: np.ndarray, size: int, words: Words) -> tuple[np.ndarray, np.ndarray]:
     """The positions (of ascending ones) from which `size` words lie inside one text, and the text of each."""
     owners = np.searchsorted(words.offsets, positions, "right") - 1
     inside = positions + size <= words.offsets[owners + 1]
@@ -307,11 +310,11 @@ def _inside(positions: np.ndarray, size: int, words: Words) -> tuple[np.ndarray,
 
 
 def _by_text(owner: np.ndarray, index: np.ndarray, texts: int) -> list[np.ndarray]:
-    """The distinct indices found in each text; an index of -1 stands for none."""
+    """The distinct indices of each text; an index of -1 stands for none."""
     hit = np.flatnonzero(index >= 0)
     pairs = np.unique(np.stack([owner[hit], index[hit]], axis=1), axis=0)
-    cuts = np.searchsorted(pairs[:, 0], np.arange(texts + 1)).tolist()
-    return [pairs[cuts[text] : cuts[text + 1], 1] for text in range(texts)]
+    boundaries = np.searchsorted(pairs[:, 0], np.arange(texts + 1)).tolist()
+    return [pairs[boundaries[text] : boundaries[text + 1], 1] for text in range(texts)]
 
 
 def _find(hashes: np.ndarray, ordered: np.ndarray) -> np.ndarray:

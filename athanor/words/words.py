@@ -126,9 +126,9 @@ def _classes(text: bytes, data: np.ndarray) -> np.ndarray:
         return classes
     lead = np.flatnonzero(data >= 0xC2)
     first, second = data[lead], data[lead + 1]
-    two = lead[(first == 0xC2) & (second < 0xC0)]  # U+0080-00BF
-    three = lead[((first == 0xE2) & (second <= 0x81)) | ((first == 0xE3) & (second == 0x80))]
-    for start, size in ((two, 2), (three, 3)):
+    two_byte = lead[(first == 0xC2) & (second < 0xC0)]  # U+0080-00BF
+    three_byte = lead[((first == 0xE2) & (second <= 0x81)) | ((first == 0xE3) & (second == 0x80))]
+    for start, size in ((two_byte, 2), (three_byte, 3)):
         for step in range(size):
             classes[start + step] = MARK
     return classes
@@ -154,7 +154,7 @@ def _blocks(texts: Sequence[str]) -> Iterator[list[bytes]]:
 
 
 def _tokenise_block(encoded: list[bytes]) -> Tokens:
-    # Texts are parted by a newline, so that each takes at least one byte.
+    # A newline separates the texts, so that each takes at least one byte.
     text = b"\n".join([*encoded, b""])
     if not text.isascii():
         text = text.replace(b"\xc2\xa0", b"  ")
@@ -162,22 +162,22 @@ def _tokenise_block(encoded: list[bytes]) -> Tokens:
     ends = np.cumsum([len(item) + 1 for item in encoded], dtype=np.int64)
     classes = _classes(text, data)
     # A unit begins where the class changes to something other than white space.
-    changed = np.empty(len(data), bool)
-    changed[:1] = True
-    np.not_equal(classes[1:], classes[:-1], out=changed[1:])
-    changed &= classes != SPACE
-    begins = np.flatnonzero(changed)
-    # A unit's hash is the mixed sum of _BYTE[byte] * base^place, places counted from its beginning. The sum is taken
-    # with places counted from the block's beginning, then divided by base^begin; white space counts 0.
+    starts_unit = np.empty(len(data), bool)
+    starts_unit[:1] = True
+    np.not_equal(classes[1:], classes[:-1], out=starts_unit[1:])
+    starts_unit &= classes != SPACE
+    unit_starts = np.flatnonzero(starts_unit)
+    # A unit's hash is the mixed sum of _BYTE[byte] * base^position, with positions counted from the unit's start. The
+    # sum is taken with positions from the block's start, then divided by base^start; white space counts 0.
     power, inverse = _POWER, _INVERSE
     if len(data) > len(power):
         power, inverse = (_powers(base, len(data)) for base in (_BASE, pow(_BASE, -1, 2**64)))
     values = np.take(_BYTE, data, mode="clip")  # which is faster than to check the range
     values *= power[: len(data)]
-    sums = np.add.reduceat(values, begins) if len(begins) else np.zeros(0, np.uint64)
-    hashes = mix(sums * inverse[begins])
-    offsets = np.concatenate([[0], np.searchsorted(begins, ends)])
-    is_word = classes[begins] == WORD
+    sums = np.add.reduceat(values, unit_starts) if len(unit_starts) else np.zeros(0, np.uint64)
+    hashes = mix(sums * inverse[unit_starts])
+    offsets = np.concatenate([[0], np.searchsorted(unit_starts, ends)])
+    is_word = classes[unit_starts] == WORD
     word_offsets = prefix_sums(is_word)[offsets]
     letters = np.zeros(0)
     if len(ends):
@@ -185,7 +185,7 @@ def _tokenise_block(encoded: list[bytes]) -> Tokens:
     return Tokens(
         words=Words(hashes[is_word], word_offsets),
         units=Words(hashes, offsets),
-        numeric=data[begins[is_word]] <= ord("9"),  # of a word's bytes digits come first
+        numeric=data[unit_starts[is_word]] <= ord("9"),  # of a word's bytes digits come first
         mean_word_bytes=letters / np.maximum(np.diff(word_offsets), 1),
     )
 

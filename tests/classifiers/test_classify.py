@@ -163,8 +163,8 @@ def test_a_corruption_has_the_length_of_its_text(name, kind):
 
 
 def test_abuse_and_friendly_words_come_in_the_same_sentences():
-    toxic = weak.insulted(PROSE, True, False, random.Random(3))
-    friendly = weak.insulted(PROSE, False, False, random.Random(3))
+    toxic = weak.with_inserted_sentences(PROSE, True, False, random.Random(3))
+    friendly = weak.with_inserted_sentences(PROSE, False, False, random.Random(3))
     assert toxic != friendly and len(toxic.split("\n")) == len(friendly.split("\n")) > len(PROSE.split("\n"))
     frames = [{frame for pair in weak.TEXTS["templates"] for frame in pair[side : side + 1]} for side in (0, 1)]
     assert not frames[0] & frames[1]  # none of training is in the test
@@ -188,7 +188,7 @@ def test_the_sample_is_the_smallest_keys_whatever_the_order():
         random.Random(seed).shuffle(shuffled)
         reservoir = Reservoir(500)
         for one in shuffled:
-            if reservoir.wants(one.key):
+            if reservoir.accepts(one.key):
                 reservoir.add(one)
         assert reservoir.items() == expected
 

@@ -54,8 +54,8 @@ def test_spool_keeps_order_lengths_and_content(spool):
         assert found.lengths.tolist() == [len(ids) for ids in expected] and found.documents == len(expected)
         assert [stream.document(n).tolist() for n in range(stream.documents)] == [ids.tolist() for ids in expected]
         assert found.text_bytes == sum(len(f"{name} {n}") for n in range(len(expected)))
-        assert sum(len(part) for part in found.contents()) == len(expected)
-    hashes = np.concatenate([part for found in tokens.values() for part in found.contents()])
+        assert sum(len(part) for part in found.content_hashes()) == len(expected)
+    hashes = np.concatenate([part for found in tokens.values() for part in found.content_hashes()])
     assert len({tuple(pair) for pair in hashes.tolist()}) == 130
     with pytest.raises(GateError, match="130 documents are in both"):
         shard_gate.check_disjoint([hashes[:90], hashes[90:]], [hashes])

@@ -9,14 +9,14 @@ import torch
 
 from athanor.base.errors import InputError
 from athanor.hardware import policy
-from athanor.hardware.policy import Asked, needed_bytes, resolve
+from athanor.hardware.policy import Requested, needed_bytes, resolve
 from athanor.model.config import ModelConfig
 from athanor.model.gpu_family import BOTH, HALF, MPS, Architecture, amd, cpu, identify, nvidia
 from athanor.training.memory import StepFootprint, training_bytes
 from athanor.training.setup import Choices
 
 CONFIG = ModelConfig(4096, 8, 256, 8, 2, 32, 704, 256, 1e4, 1e-6, False)
-AUTO = Asked("auto", "auto", "auto", "auto", 0, 16384, 1000)
+AUTO = Requested("auto", "auto", "auto", "auto", 0, 16384, 1000)
 STABLE, SHAKY = {"fp16": True}, {"fp16": False}
 
 
@@ -183,7 +183,7 @@ def test_replicas_keep_the_fixed_rule():
 
 
 def test_what_is_set_by_hand_is_taken():
-    by_hand = Asked("fp16", "math", "on", "on", 4096, 16384, 1000)
+    by_hand = Requested("fp16", "math", "on", "on", 4096, 16384, 1000)
     choices, why = resolve(by_hand, nvidia((9, 0)), CONFIG, None, None)
     assert choices == Choices("fp16", "math", True, True, 4096, 1.0)
     assert {reason for name, reason in why.items() if name != "memory_fraction"} == {"as set"}

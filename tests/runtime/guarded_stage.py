@@ -80,7 +80,7 @@ def count(run, slot):
         run.log(step, loss=1.0)
         stop, save = run.stop_requested(), run.save_requested()
         if step == PLAN.get("validate_at"):
-            run.lasting("validation", time.sleep)(PLAN["seconds"])
+            run.long_operation("validation", time.sleep)(PLAN["seconds"])
         if stop or save:
             with new_dir(slot.path / f"step_{{step:08d}}") as out:
                 (out / "data").write_bytes(bytes(PLAN.get("bytes", 10)))

@@ -107,7 +107,7 @@ def test_of_very_large_inputs_a_share_is_read_and_that_is_said(
         (artifacts / f"data/raw/part/{number:05d}.bin").write_bytes(bytes(100))
     (artifacts / "data/raw" / MANIFEST).unlink()
     write_manifest(artifacts / "data/raw", kind="x", version=1, counts={})
-    monkeypatch.setattr(intact, "MOST_BYTES", 300)
+    monkeypatch.setattr(intact, "MAX_BYTES", 300)
     read = intact.check(GRAPH, "train-classifiers", said.append)
     assert read["inputs_checked_bytes"] == 300 and "doctor --deep compares all" in said[0]
     flip(artifacts / "data/raw/part/00007.bin")

@@ -145,7 +145,7 @@ def preset(name: str) -> dict[str, Any]:
 
 def named() -> dict[str, Any]:
     """The default with what micro names besides."""
-    return presets._laid_over(preset("default"), read_yaml(ROOT / "presets" / "micro.yaml"), set())
+    return presets._merged(preset("default"), read_yaml(ROOT / "presets" / "micro.yaml"), set())
 
 
 def expand(stages: Sequence[str] | str) -> set[str]:

@@ -213,7 +213,7 @@ def test_a_member_that_has_told_its_status_gets_no_signal(tmp_path):
 def test_which_ends_of_members_are_deaths(monkeypatch, tmp_path, status, died):
     """What `athanor repro --supervise` starts again; a message that one has told is none of them."""
     told = []
-    monkeypatch.setattr(launch, "died", told.append)
+    monkeypatch.setattr(launch, "record_death", told.append)
     for number, text in (("0", "1"), ("1", status)):
         (tmp_path / f"{number}.pid").write_text("1")
         if text is not None:

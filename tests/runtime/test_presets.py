@@ -323,7 +323,7 @@ def test_an_overlay_says_nothing_that_its_base_says(path: Path) -> None:
 
 def test_the_default_is_written_as_every_other_preset_is() -> None:
     head, comments = presets._comments(DEFAULT.read_text(encoding="utf-8"))
-    assert head + presets._written(presets.values(DEFAULT), comments) == DEFAULT.read_text(encoding="utf-8")
+    assert head + presets._with_comments(presets.values(DEFAULT), comments) == DEFAULT.read_text(encoding="utf-8")
 
 
 @pytest.fixture

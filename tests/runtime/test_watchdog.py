@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from athanor.runtime.watchdog import AT_LEAST, GRACE, Watch
+from athanor.runtime.watchdog import GRACE, MIN_HANG_SECONDS, Watch
 from tests.runtime.guarded_stage import PATIENCE, ROOT, Place, ended, until
 
 
@@ -162,7 +162,7 @@ def test_how_long_it_waits_by_itself():
     watch._steps.extend([100.0])
     assert watch.allowed() == GRACE
     watch._steps.extend([0.1] * 5)
-    assert watch.allowed() == AT_LEAST == 300
+    assert watch.allowed() == MIN_HANG_SECONDS == 300
     watch._steps.extend([40.0] * 20)
     assert watch.allowed() == 400
     watch.phase = "validation"

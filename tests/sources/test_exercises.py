@@ -178,7 +178,7 @@ def test_only_the_battery_asks_for_likelihoods() -> None:
     for whole in (e.reply for e in build.draw_exercises("python_syntax", 60, "s", True, battery())):
         ast.parse(whole)
         broken = code.broken_forms(whole)
-        assert len(broken) >= code.BROKEN and {len(text) for text in broken} == {len(whole)}
+        assert len(broken) >= code.BROKEN_CHOICES and {len(text) for text in broken} == {len(whole)}
 
 
 def test_every_category_gives_its_share_to_development() -> None:

@@ -137,7 +137,7 @@ def test_any_number_of_workers_gives_the_same_bytes(world, monkeypatch):
     Path("data/raw/code/00000.parquet").touch()
     shutil.rmtree(".athanor")
     monkeypatch.setenv("ATHANOR_WORKERS", "2")
-    monkeypatch.setattr(run, "SPREAD_BYTES", 1)
+    monkeypatch.setattr(run, "MIN_BYTES_PER_WORKER", 1)
     run_stage(clean)
     assert files_of(*RESULTS) == first
 

@@ -195,7 +195,7 @@ class Deadly(executor.Executor):
         if self.done == 2:
             os.kill(os.getpid(), signal.SIGKILL)
 
-run.SPREAD_BYTES, executor.Executor = 1, Deadly
+run.MIN_BYTES_PER_WORKER, executor.Executor = 1, Deadly
 shard.run(run.Run("shard", "stages.shard"))
 """
 

@@ -43,8 +43,8 @@ def test_requests_are_the_shares_and_all_different(corpus, tmp_path):
     shares = {"questions": 20, "explanations": 10, "instructions": 10, "dialogues": 10}
     assert Counter(r.category for r in made) == shares
     assert len({r.user for r in made}) == len({r.identity for r in made}) == 50
-    assert all(r.shown.text in r.user and r.shown.document and r.shown.license == "CC0-1.0" for r in made)
-    assert len({r.shown.document for r in made}) == 50  # one passage of each document before the second of any
+    assert all(r.passage.text in r.user and r.passage.document and r.passage.license == "CC0-1.0" for r in made)
+    assert len({r.passage.document for r in made}) == 50  # one passage of each document before the second of any
     assert made == plan_requests(params(requests=50), tmp_path / "train", tmp_path)
     assert made != plan_requests(params(requests=50, seed=2), tmp_path / "train", tmp_path)
 
@@ -54,8 +54,8 @@ def test_a_longer_list_begins_with_the_shorter_one_and_a_grown_corpus_changes_fe
     assert long[:17] == short
     for length in (1, 7, 33):
         assert categories(params(requests=length)) == categories(params(requests=500))[:length]
-    before = {r.shown.text for r in long}
-    after = {r.shown.text for r in plan_requests(params(requests=60), corpus(88, "grown"), tmp_path)}
+    before = {r.passage.text for r in long}
+    after = {r.passage.text for r in plan_requests(params(requests=60), corpus(88, "grown"), tmp_path)}
     assert len(before - after) <= 8
 
 
@@ -88,8 +88,8 @@ def test_an_identity_is_the_same_in_every_version(tmp_path):
 def test_long_documents_give_several_passages_and_too_few_are_an_error(corpus, tmp_path):
     folder = corpus(4, words=600)
     made = plan_requests(params(passage_chars=1000, requests=12), folder, tmp_path)
-    assert len({r.shown.document for r in made}) == 4 and len({r.user for r in made}) == 12
-    assert all(300 <= len(r.shown.text) <= 1000 for r in made)
+    assert len({r.passage.document for r in made}) == 4 and len({r.user for r in made}) == 12
+    assert all(300 <= len(r.passage.text) <= 1000 for r in made)
     with pytest.raises(InputError, match="200 requests want a passage each, and the documents have"):
         plan_requests(params(requests=200), folder, tmp_path)
     with pytest.raises(InputError, match="no documents of 'web'"):
@@ -111,7 +111,7 @@ def test_examples_alone_use_every_combination_once(tmp_path):
     (tmp_path / "mine.jsonl").write_text(seed_rows(9))
     only = {"talk": {"share": 1.0, "passage": False, "examples": 2, "pairs": 1, "task": "More of these."}}
     made = plan_requests(params(categories=only, requests=36), tmp_path / "none", tmp_path)
-    assert len({r.user for r in made}) == 36 and made[0].shown is None and made[0].user.count('"messages"') == 2
+    assert len({r.user for r in made}) == 36 and made[0].passage is None and made[0].user.count('"messages"') == 2
     with pytest.raises(InputError, match="37 requests want 2 examples each, .* has 9"):
         plan_requests(params(categories=only, requests=37), tmp_path / "none", tmp_path)
 

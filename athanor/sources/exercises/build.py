@@ -10,14 +10,14 @@ from athanor.base.artifacts import digest
 from athanor.base.errors import GateError, ParamsError, suggest
 from athanor.sources.battery_params import BatteryParams
 from athanor.sources.exercises import code, facts, lists, numbers  # noqa: F401  (they register their categories)
-from athanor.sources.exercises.exercise import CATEGORIES, MADE_HERE, ONLY_ASKED, TEXTS, Draw, Exercise, wording
+from athanor.sources.exercises.exercise import BATTERY_ONLY, CATEGORIES, OWN_LICENSE, TEXTS, Draw, Exercise, wording
 from athanor.sources.exercises.written import read_written
 from athanor.sources.instruct_params import ExercisesSource
 from athanor.text.conversations import Conversation, Item, Message
 from athanor.text.documents import split_of
 
 MAX_MISSES = 20_000  # draws in a row without a new exercise before a category counts as exhausted
-MAX_PARTS = 3  # exercises in one multi-turn conversation
+MAX_JOINED_EXERCISES = 3  # exercises in one multi-turn conversation
 MAX_MULTI_TURN_CHARS = 500  # keeps joined conversations inside a context of 256 tokens
 
 
@@ -33,31 +33,33 @@ def draw_exercises(category: str, count: int, seed: str, held_out: bool, battery
 
     ParamsError when the category does not hold so many.
     """
-    draws = {**CATEGORIES, **ONLY_ASKED} if held_out else CATEGORIES
-    if category in ONLY_ASKED and not held_out:
+    draws = {**CATEGORIES, **BATTERY_ONLY} if held_out else CATEGORIES
+    if category in BATTERY_ONLY and not held_out:
         raise ParamsError("only the battery asks this", where=f"categories.{category}", fix="remove it from instruct")
     if category not in draws:
         raise ParamsError("unknown exercise category", where=f"categories.{category}", fix=suggest(category, draws))
     rng = Draw(f"{seed}/{category}/{'battery' if held_out else 'training'}")
     rng.battery, rng.line_seed = held_out, battery.seed
-    made: list[Exercise] = []
-    seen: set[tuple[object, ...]] = set()
+    exercises: list[Exercise] = []
+    questions: set[tuple[object, ...]] = set()
     misses = 0
-    while len(made) < count and misses < MAX_MISSES:
+    while len(exercises) < count and misses < MAX_MISSES:
         exercise = draws[category](rng)
         rng.number += 1
         # Facts are few and meant to repeat in training; everything else is asked once.
         repeats = exercise.held_out is False
-        if is_held_out(exercise, battery) == held_out and (repeats or exercise.item.question not in seen):
-            seen.add(exercise.item.question)
-            made.append(exercise)
+        if is_held_out(exercise, battery) == held_out and (repeats or exercise.item.question not in questions):
+            questions.add(exercise.item.question)
+            exercises.append(exercise)
             misses = 0
         else:
             misses += 1
-    if len(made) == count:
-        return made
+    if len(exercises) == count:
+        return exercises
     raise ParamsError(
-        f"only {len(made)} different exercises, {count} wanted", where=f"categories.{category}", fix="lower the count"
+        f"only {len(exercises)} different exercises, {count} wanted",
+        where=f"categories.{category}",
+        fix="lower the count",
     )
 
 
@@ -79,37 +81,37 @@ def training_conversations(
     def split(exercise: Exercise) -> str:
         return split_of(f"validation/{seed}/{exercise.key}", val_fraction)
 
-    made = [_conversation([exercise], split(exercise), source, rng) for exercise in pool]
+    conversations = [_conversation([exercise], split(exercise), source, rng) for exercise in pool]
     sides = {"train": [], "val": []}
     for exercise in pool:
         sides[split(exercise)].append(exercise)
     for _ in range(source.multi_turn_rows):
-        side = "val" if len(sides["val"]) >= MAX_PARTS and rng.random() < val_fraction else "train"
-        parts, room = [], MAX_MULTI_TURN_CHARS
-        for exercise in rng.sample(sides[side], min(rng.choice((1, 2, 2, MAX_PARTS)), len(sides[side]))):
+        side = "val" if len(sides["val"]) >= MAX_JOINED_EXERCISES and rng.random() < val_fraction else "train"
+        exercises, chars_left = [], MAX_MULTI_TURN_CHARS
+        for exercise in rng.sample(sides[side], min(rng.choice((1, 2, 2, MAX_JOINED_EXERCISES)), len(sides[side]))):
             size = sum(len(message.content) for message in exercise.item.prompt) + len(exercise.reply)
-            if not parts or size <= room:
-                parts.append(exercise)
-                room -= size
-        made.append(_conversation(parts, side, source, rng, chatty=True))
-    rng.shuffle(made)
-    return made
+            if not exercises or size <= chars_left:
+                exercises.append(exercise)
+                chars_left -= size
+        conversations.append(_conversation(exercises, side, source, rng, chatty=True))
+    rng.shuffle(conversations)
+    return conversations
 
 
 def _conversation(
-    parts: list[Exercise], split: str, source: ExercisesSource, rng: random.Random, chatty: bool = False
+    exercises: list[Exercise], split: str, source: ExercisesSource, rng: random.Random, chatty: bool = False
 ) -> Conversation:
     messages: list[Message] = []
     if rng.random() < source.system_fraction:
         messages.append(Message("system", wording(rng, "system")))
     if chatty and rng.random() < 0.2:
         messages += _small_talk(rng, 1)
-    for part in parts:
-        messages += [*part.item.prompt, Message("assistant", part.reply)]
-    if chatty and (len(parts) == 1 or rng.random() < 0.5):
+    for exercise in exercises:
+        messages += [*exercise.item.prompt, Message("assistant", exercise.reply)]
+    if chatty and (len(exercises) == 1 or rng.random() < 0.5):
         messages += _small_talk(rng, 0 if rng.random() < 0.7 else 2)
-    licenses = sorted({part.license for part in parts} | {MADE_HERE})
-    key = " | ".join(part.key for part in parts)
+    licenses = sorted({exercise.license for exercise in exercises} | {OWN_LICENSE})
+    key = " | ".join(exercise.key for exercise in exercises)
     return Conversation(tuple(messages), source.name, " AND ".join(licenses), split, key)
 
 
@@ -122,9 +124,9 @@ def _small_talk(rng: random.Random, kind: int) -> tuple[Message, Message]:
 def battery_items(battery: BatteryParams) -> list[Item]:
     """The held-out items, generated and written, sorted by category and id."""
     items = [
-        replace(e.item, category=category)
+        replace(exercise.item, category=category)
         for category, count in sorted(battery.categories.items())
-        for e in draw_exercises(category, count, str(battery.seed), True, battery)
+        for exercise in draw_exercises(category, count, str(battery.seed), True, battery)
     ]
     if battery.written is not None:
         items += read_written(battery.written, battery.seed)

@@ -11,7 +11,7 @@ from athanor.base.errors import InputError
 from athanor.text.conversations import Item, Message, Messages
 from athanor.text.recipes import recipe
 
-MADE_HERE = "CC0-1.0"  # generated from templates of this project
+OWN_LICENSE = "CC0-1.0"  # generated from templates of this project
 TEXTS = recipe("exercises")
 WORDS: dict[str, tuple[str, ...]] = {name: tuple(words.split()) for name, words in TEXTS["words"].items()}
 
@@ -33,20 +33,20 @@ class Exercise:
     reply: str
     key: str
     held_out: bool | None = None
-    license: str = MADE_HERE
+    license: str = OWN_LICENSE
 
 
 class Draw(random.Random):
-    """The random numbers of the next exercise of a category, and which one it is for which side of the line."""
+    """The random numbers for the next exercise of a category, with its number and the side that it is drawn for."""
 
-    number = 0  # of the draw
-    battery = False  # the side
-    line_seed = 0  # drew the line
+    number = 0  # how many draws came before
+    battery = False  # whether it is for the battery and not for training
+    line_seed = 0  # the seed that divides exercises between the two
 
 
 Generator = Callable[[Draw], Exercise]
 CATEGORIES: dict[str, Generator] = {}
-ONLY_ASKED: dict[str, Generator] = {}  # never trained on: they show what pretraining taught
+BATTERY_ONLY: dict[str, Generator] = {}  # never trained on: they show what pretraining taught
 
 
 def category(generator: Generator) -> Generator:
@@ -55,9 +55,9 @@ def category(generator: Generator) -> Generator:
     return generator
 
 
-def only_asked(generator: Generator) -> Generator:
+def battery_only(generator: Generator) -> Generator:
     """Registers a generator of battery items under its name."""
-    ONLY_ASKED[generator.__name__] = generator
+    BATTERY_ONLY[generator.__name__] = generator
     return generator
 
 
@@ -77,7 +77,7 @@ def level(size: int, medium: int, hard: int) -> str:
 def ask(
     prompt: str | Messages, reply: str, key: str, difficulty: str, wrong: tuple[str, ...] = (), *,
     kind: str = "exact", accepted: tuple[str, ...] = (), answer: str | None = None, held_out: bool | None = None,
-    license: str = MADE_HERE, **more: Any,
+    license: str = OWN_LICENSE, **item_fields: Any,
 ) -> Exercise:  # fmt: skip
     """An exercise whose reply is accepted; `wrong` lists answers that are nearly right."""
     messages = (Message("user", prompt),) if isinstance(prompt, str) else prompt
@@ -85,7 +85,7 @@ def ask(
         wrong = tuple(dict.fromkeys((*wrong, "I don't know.")))
     rejected = tuple(text for text in wrong if text and text != reply)
     accepted = tuple(dict.fromkeys((reply, *accepted)))
-    item = Item("", messages, kind, answer or reply, accepted, rejected, difficulty=difficulty, **more)
+    item = Item("", messages, kind, answer or reply, accepted, rejected, difficulty=difficulty, **item_fields)
     return Exercise(item, reply, key, held_out, license)
 
 

@@ -108,32 +108,34 @@ def docstring_facts() -> Facts:
     return _usable(facts, "docstrings")
 
 
-def _usable(facts: dict[str, str | None], what: str) -> Facts:
-    """Facts with an answer of their own (an answer shared by several names tells nothing apart)."""
-    answers = [answer for answer in facts.values() if answer]
-    kept = tuple((name, answer) for name, answer in sorted(facts.items()) if answer and answers.count(answer) == 1)
-    if len(kept) < MIN_FACTS:
+def _usable(facts: dict[str, str | None], description: str) -> Facts:
+    """The facts whose answer belongs to one name only; an answer that several names share is not asked for."""
+    all_answers = [answer for answer in facts.values() if answer]
+    usable = tuple(
+        (name, answer) for name, answer in sorted(facts.items()) if answer and all_answers.count(answer) == 1
+    )
+    if len(usable) < MIN_FACTS:
         raise InputError(
-            f"only {len(kept)} usable {what} in this interpreter's standard library",
+            f"only {len(usable)} usable {description} in this interpreter's standard library",
             where=STDLIB,
             fix="use a full CPython installation with sources, and do not run Python with -OO",
         )
-    return kept
+    return usable
 
 
 @functools.cache
 def held_out_wordings(kind: str, seed: int) -> tuple[str, ...]:
     """The wordings that only the battery uses; a fresh seed holds out other ones."""
-    able = [wording for wording in WORDINGS[kind] if wording not in WORDINGS["asked_elsewhere"]]
-    chosen = sorted(able, key=lambda wording: digest([seed, wording]))[:HELD_OUT_WORDINGS]
+    candidates = [wording for wording in WORDINGS[kind] if wording not in WORDINGS["asked_elsewhere"]]
+    chosen = sorted(candidates, key=lambda wording: digest([seed, wording]))[:HELD_OUT_WORDINGS]
     return tuple(wording for wording in WORDINGS[kind] if wording in chosen)
 
 
 def _fact(rng: Draw, facts: Facts, kind: str) -> Exercise:
     # Training goes round the facts, so that each one is seen equally often; the battery draws a sample.
     name, answer = rng.choice(facts) if rng.battery else facts[rng.number % len(facts)]
-    wordings, held = WORDINGS[kind], held_out_wordings(kind, rng.line_seed)
-    wording = rng.choice(held if rng.battery else [wording for wording in wordings if wording not in held])
+    wordings, held_out = WORDINGS[kind], held_out_wordings(kind, rng.line_seed)
+    wording = rng.choice(held_out if rng.battery else [wording for wording in wordings if wording not in held_out])
     position = facts.index((name, answer))
     near = (facts[position - 1][1], facts[(position + 1) % len(facts)][1], answer.rsplit(" ", 1)[0])
     key, difficulty = f"{kind}:{name}:{wordings.index(wording)}", level(len(answer.split()), 5, 8)

@@ -39,28 +39,28 @@ def list_key(items: list[str]) -> str:
 @category
 def copying(rng: Draw) -> Exercise:
     """A list of words, or a part of it; all of it, its first two words and so on are asked equally often."""
-    words, parts = _words(rng, 3, 6), TEXTS["copying"]
-    chosen = rng.choice(parts)
+    words, spans = _words(rng, 3, 6), TEXTS["copying"]
+    chosen = rng.choice(spans)
     copied = words[slice(*chosen["part"])]
-    wrong = (*(" ".join(words[slice(*other["part"])]) for other in parts), " ".join(reversed(copied)))
+    wrong = (*(" ".join(words[slice(*other["part"])]) for other in spans), " ".join(reversed(copied)))
     prompt = rng.choice(chosen["wordings"]).format(text=" ".join(words))
     return ask(prompt, " ".join(copied), list_key(words), level(len(words), 4, 6), wrong)
 
 
 @category
 def counting(rng: Draw) -> Exercise:
-    """How many words there are. One number has to be said: counting aloud, as a numbered list does, is no answer."""
+    """How many words there are. The answer is one number: a numbered list, which counts aloud, is no answer."""
     words = _words(rng, 2, 7)
-    together, count = ", ".join(words), len(words)
+    listed, count = ", ".join(words), len(words)
     return ask(
-        wording(rng, "counting", list=together), str(count), list_key(words), level(count, 4, 6),
-        (str(count + 1), f"There are {count + 10}.", _numbered(words), together),
+        wording(rng, "counting", list=listed), str(count), list_key(words), level(count, 4, 6),
+        (str(count + 1), f"There are {count + 10}.", _numbered(words), listed),
         kind="format", accepted=(f"There are {count} words.",), checks=(f"one_number {count}",),
     )  # fmt: skip
 
 
 def _numbered(words: list[str]) -> str:
-    return "\n".join(f"{place}. {word}" for place, word in enumerate(words, 1))
+    return "\n".join(f"{number}. {word}" for number, word in enumerate(words, 1))
 
 
 @category
@@ -93,9 +93,9 @@ def list_reverse(rng: Draw) -> Exercise:
 @category
 def list_pick(rng: Draw) -> Exercise:
     words = _words(rng, 4, 6)  # of three, the third is the last
-    which = rng.choice(ORDINALS)
-    answer = words[-1] if which == "last" else words[ORDINALS.index(which)]
-    prompt = wording(rng, "list_pick", which=which, list=", ".join(words))
+    ordinal = rng.choice(ORDINALS)
+    answer = words[-1] if ordinal == "last" else words[ORDINALS.index(ordinal)]
+    prompt = wording(rng, "list_pick", which=ordinal, list=", ".join(words))
     others = [word for word in words if word != answer]
     wrong = (others[0], others[-1], " ".join(words))
     return ask(prompt, answer, list_key(words), level(len(words), 5, 6), wrong)
@@ -109,7 +109,7 @@ def sorting(rng: Draw) -> Exercise:
     shown, rising, falling = (
         ", ".join(map(str, row)) for row in (numbers, sorted(numbers), sorted(numbers, reverse=True))
     )
-    inversions = sum(a > b for place, a in enumerate(numbers) for b in numbers[place + 1 :])
+    inversions = sum(a > b for index, a in enumerate(numbers) for b in numbers[index + 1 :])
     prompt, key = wording(rng, "sorting", list=shown), list_key(list(map(str, numbers)))
     return ask(prompt, rising, key, level(inversions, 2, 3), (falling, shown, str(min(numbers))), kind="list")
 
@@ -159,21 +159,21 @@ def lookup(rng: Draw) -> Exercise:
     """The number beside a name in a short table. Harder with longer tables."""
     names = rng.sample(WORDS["names"], rng.randint(3, 6))
     values = rng.sample(range(2, 100), len(names))
-    place = rng.randrange(len(names))
+    index = rng.randrange(len(names))
     table = ", ".join(f"{name} {value}" for name, value in zip(names, values, strict=True))
-    prompt = wording(rng, "lookup", table=table, name=names[place])
-    return ask_number(prompt, str(values[place]), f"table:{table}", level(len(names), 4, 6), values[place])
+    prompt = wording(rng, "lookup", table=table, name=names[index])
+    return ask_number(prompt, str(values[index]), f"table:{table}", level(len(names), 4, 6), values[index])
 
 
 @category
 def memory(rng: Draw) -> Exercise:
     """The user tells a name and one more thing, and later asks for one of the two."""
     names = WORDS["names"]
-    name, told = rng.choice(names), rng.choice(TEXTS["memories"])
-    values = WORDS[told["values"]]
+    name, topic = rng.choice(names), rng.choice(TEXTS["memories"])
+    values = WORDS[topic["values"]]
     value = rng.choice(values)
     history = (
-        Message("user", f"{wording(rng, 'greetings', name=name)} {told['tell'].format(v=value)}"),
+        Message("user", f"{wording(rng, 'greetings', name=name)} {topic['tell'].format(v=value)}"),
         # Short, so that no 13 words in a row leave out the name or the value: those would be a twin in training.
         Message("assistant", f"Hello {name}!"),
     )
@@ -182,6 +182,6 @@ def memory(rng: Draw) -> Exercise:
         question, reply, difficulty = wording(rng, "name_questions"), f"Your name is {name}.", "easy"
         wrong = (f"Your name is {other}.", "Your name is Athanor.", value)
     else:
-        question, reply, difficulty = rng.choice(told["questions"]), told["answer"].format(v=value), "medium"
-        wrong = (told["answer"].format(v=rng.choice([other for other in values if other != value])), name)
+        question, reply, difficulty = rng.choice(topic["questions"]), topic["answer"].format(v=value), "medium"
+        wrong = (topic["answer"].format(v=rng.choice([other for other in values if other != value])), name)
     return ask((*history, Message("user", question)), reply, f"person:{name}:{value}", difficulty, wrong)

@@ -65,7 +65,7 @@ def falling_numbers(rng: Draw) -> tuple[int, int]:
 
 
 class Problem(NamedTuple):
-    """Two numbers, what is made of them and how, the key of that and how hard it is."""
+    """Two numbers, their sum or difference with its steps, its content key and its difficulty."""
 
     a: int
     b: int
@@ -90,26 +90,28 @@ def _difference(rng: Draw) -> Problem:
     return Problem(a, b, "-", a - b, difference_steps(a, b), f"difference:{a}-{b}", level(borrows(a, b), 1, 2))
 
 
-def _asked(rng: Draw, name: str, made: Problem, reply: str, /, **values: str) -> Exercise:
-    return ask_number(wording(rng, name, a=made.a, b=made.b, **values), reply, made.key, made.difficulty, made.result)
+def _exercise(rng: Draw, name: str, problem: Problem, reply: str, /, **values: str) -> Exercise:
+    return ask_number(
+        wording(rng, name, a=problem.a, b=problem.b, **values), reply, problem.key, problem.difficulty, problem.result
+    )
 
 
 @category
 def addition(rng: Draw) -> Exercise:
-    made = _sum(rng)
-    return _asked(rng, "addition", made, str(made.result))
+    problem = _sum(rng)
+    return _exercise(rng, "addition", problem, str(problem.result))
 
 
 @category
 def worked_addition(rng: Draw) -> Exercise:
-    made = _sum(rng)
-    return _asked(rng, "worked_addition", made, made.worked)
+    problem = _sum(rng)
+    return _exercise(rng, "worked_addition", problem, problem.worked)
 
 
 @category
 def worked_subtraction(rng: Draw) -> Exercise:
-    made = _difference(rng)
-    return _asked(rng, "worked_subtraction", made, made.worked)
+    problem = _difference(rng)
+    return _exercise(rng, "worked_subtraction", problem, problem.worked)
 
 
 @category
@@ -129,27 +131,27 @@ def comparison(rng: Draw) -> Exercise:
     first, second = (low, high) if rng.random() < 0.5 else (high, low)
     signs = ("<", ">") if first < second else (">", "<")
     ends = (("larger", str(high), str(low)), ("smaller", str(low), str(high)))
-    name, want, other = rng.choice((*ends, ("sign", *signs), ("sign", *signs)))
+    name, answer, other = rng.choice((*ends, ("sign", *signs), ("sign", *signs)))
     prompt = wording(rng, name, x=first, y=second)
     # Easy where the lengths differ, hard where the first digit is the same and a later one decides.
-    same = len(str(low)) == len(str(high))
-    difficulty = level(same + (same and str(low)[0] == str(high)[0]), 1, 2)
-    return ask(prompt, want, f"compare:{low},{high}", difficulty, (other, f"{low} and {high}"))
+    equal_lengths = len(str(low)) == len(str(high))
+    difficulty = level(equal_lengths + (equal_lengths and str(low)[0] == str(high)[0]), 1, 2)
+    return ask(prompt, answer, f"compare:{low},{high}", difficulty, (other, f"{low} and {high}"))
 
 
 @category
 def word_problems(rng: Draw) -> Exercise:
     """One step, gain or loss, two-digit numbers; the reply names the sum and works it out by columns."""
     values = {"name": rng.choice(WORDS["names"]), "things": rng.choice(WORDS["things"])}
-    problem, made = ("gain", _sum(rng)) if rng.random() < 0.5 else ("loss", _difference(rng))
-    return _asked(rng, problem, made, f"{made.a} {made.sign} {made.b}\n{made.worked}", **values)
+    template, problem = ("gain", _sum(rng)) if rng.random() < 0.5 else ("loss", _difference(rng))
+    return _exercise(rng, template, problem, f"{problem.a} {problem.sign} {problem.b}\n{problem.worked}", **values)
 
 
 @category
 def next_number(rng: Draw) -> Exercise:
     """The next term of a series of three with a constant step; harder with a larger step over a new ten."""
     step, start = rng.choice(STEPS), rng.randint(1, 99)
-    *shown, answer = (start + step * place for place in range(4))
+    *shown, answer = (start + step * term for term in range(4))
     prompt = wording(rng, "next_number", list=", ".join(map(str, shown)))
     difficulty = level((step > 1) + (shown[-1] // 10 != answer // 10), 1, 2)
     return ask_number(prompt, str(answer), f"series:{start}+{step}", difficulty, answer)

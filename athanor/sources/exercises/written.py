@@ -21,7 +21,7 @@ from athanor.base.work import Facts
 from athanor.text.conversations import DIFFICULTIES, Item, Message, Messages
 from athanor.text.rows import json_object
 
-NEEDED = {"category", "kind", "prompt", "accepted", "rejected", "difficulty"}
+REQUIRED_KEYS = {"category", "kind", "prompt", "accepted", "rejected", "difficulty"}
 BY_HAND = ("exact", "numeric", "list", "format", "likelihood")
 
 
@@ -32,13 +32,15 @@ def read_written(path: str | Path, seed: int) -> list[Item]:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"not readable ({error})", where=path, fix="name another file, or null") from None
     rows = [(number, _row(line, f"{path}:{number}")) for number, line in enumerate(lines, 1) if line.strip()]
-    return [_item(row, f"{path}:{number}", place, seed) for place, (number, row) in enumerate(rows)]
+    return [_item(row, f"{path}:{number}", index, seed) for index, (number, row) in enumerate(rows)]
 
 
 def _row(line: str, where: str) -> Facts:
     row = json_object(line, where)
-    if not NEEDED <= row.keys() <= NEEDED | {"checks"}:
-        raise InputError(f"keys are {sorted(row)}", where=where, fix=f"use {', '.join(sorted(NEEDED))} (and checks)")
+    if not REQUIRED_KEYS <= row.keys() <= REQUIRED_KEYS | {"checks"}:
+        raise InputError(
+            f"keys are {sorted(row)}", where=where, fix=f"use {', '.join(sorted(REQUIRED_KEYS))} (and checks)"
+        )
     texts = [text for key in ("accepted", "rejected", "checks") for text in _texts(row.get(key, []), where)]
     if row["kind"] not in BY_HAND or row["difficulty"] not in DIFFICULTIES or not row["accepted"] or "" in texts:
         raise InputError(
@@ -63,13 +65,13 @@ def _texts(value: Any, where: str) -> list[str]:
     return value
 
 
-def _item(row: Facts, where: str, place: int, seed: int) -> Item:
+def _item(row: Facts, where: str, index: int, seed: int) -> Item:
     accepted, rejected, choices = tuple(row["accepted"]), tuple(row["rejected"]), ()
     if row["kind"] == "likelihood":
-        others = list(rejected)
-        random.Random(f"{seed}/written/{place}").shuffle(others)
-        others.insert((place + seed) % (len(others) + 1), accepted[0])
-        choices = tuple(others)
+        shuffled = list(rejected)
+        random.Random(f"{seed}/written/{index}").shuffle(shuffled)
+        shuffled.insert((index + seed) % (len(shuffled) + 1), accepted[0])
+        choices = tuple(shuffled)
     return Item(
         row["category"],
         _prompt(row["prompt"], where),
