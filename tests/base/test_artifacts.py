@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +26,21 @@ def test_write_replaces_the_inode_so_a_hard_linked_cache_is_safe(tmp_path):
     os.link(cache, out)
     write_bytes(out, b"new")
     assert cache.read_bytes() == b"cached" and out.read_bytes() == b"new"
+
+
+def test_the_bytes_are_on_the_disk_before_the_file_has_its_name(tmp_path, monkeypatch):
+    """Otherwise a loss of power may leave the name without the bytes."""
+    calls, fsync, replace = [], os.fsync, os.replace
+
+    def synced(handle):
+        path = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        calls.append("folder" if path == tmp_path else path.read_bytes())
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", lambda *names: (calls.append("renamed"), replace(*names)))
+    write_bytes(tmp_path / "a.json", b"new")
+    assert calls == [b"new", "renamed", "folder"]
 
 
 def test_failed_write_leaves_the_old_file_and_no_temporary(tmp_path, monkeypatch):

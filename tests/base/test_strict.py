@@ -75,6 +75,13 @@ def test_every_mistake_names_its_key(change, message):
         build(Section, {**GOOD, **change}, "s")
 
 
+@pytest.mark.parametrize("value", [True, False])
+def test_true_is_no_whole_number(value):
+    """For Python it is one: `isinstance(True, int)`."""
+    with pytest.raises(ParamsError, match=r"s\.limit: expected a whole number"):
+        build(Section, {**GOOD, "limit": value}, "s")
+
+
 def test_missing_key_is_named():
     with pytest.raises(ParamsError, match=r"s\.mode: key is missing"):
         build(Section, {k: v for k, v in GOOD.items() if k != "mode"}, "s")

@@ -9,6 +9,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from scipy.sparse import csr_matrix
 
 from athanor.base.errors import GateError
 from athanor.classifiers import card, train, weak
@@ -245,6 +246,20 @@ def test_calibration_finds_the_log_odds_and_reliability_sees_when_they_are_off()
     assert right < 0.02 < 0.1 < wrong
     slope, offset = train.calibrate(np.array([-1.0] * 5 + [1.0] * 5), np.arange(10) >= 5)  # separable: stays finite
     assert 0 < slope < 10
+
+
+def test_a_model_is_calibrated_on_its_calibration_side_and_never_sees_the_test_side():
+    rng = np.random.default_rng(3)
+    rows, side = rng.random((400, 8)), np.tile(["train", "train", "calibration", "test"], 100)
+    positive, same = rows[:, 0] + 0.3 * rng.normal(size=400) > 0.5, np.full(400, "x")
+    examples = train.Examples(csr_matrix(rows), positive, side, same, same, np.zeros(400), {})
+
+    def flipped(name):
+        return train.train(dataclasses.replace(examples, positive=positive ^ (side == name)), 1.0)
+
+    model = flipped("none")
+    assert (flipped("test").scale, flipped("test").bias) == (model.scale, model.bias)
+    assert flipped("calibration").scale < 0 < model.scale
 
 
 def test_correlation_with_length():

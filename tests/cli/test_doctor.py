@@ -133,6 +133,19 @@ def test_git_lock(toy: Toy) -> None:
     toy.git("add", "-A")
 
 
+def test_the_lock_of_a_living_git_stays(toy: Toy) -> None:
+    """A commit keeps it while its editor is open, and fails when it is gone."""
+    (toy.path / "params.yaml").write_text("a: 1\n")
+    with subprocess.Popen(
+        ["git", "commit", "-aqem", "edited"], cwd=toy.path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**toy.environment(), "GIT_EDITOR": "echo open; read line; :"},
+    ) as commit:  # fmt: skip
+        assert commit.stdout is not None and commit.stdout.readline() == "open\n"
+        assert (toy.path / ".git/index.lock").is_file() and problems(toy, "--fix") == {}
+        commit.communicate("\n")
+    assert commit.returncode == 0 and toy.git("log", "-1", "--format=%s").strip() == "edited"
+
+
 def test_nothing_is_repaired_while_someone_unseen_works(toy: Toy) -> None:
     """A held slot whose process is not in the table: another container shares the checkout."""
     lock = dead_lock(toy)

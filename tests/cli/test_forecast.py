@@ -133,6 +133,14 @@ def test_a_resumed_run_took_the_sum_of_its_processes(tmp_path, checkout):
     assert run.seconds == pytest.approx(4.0 + 1.5 + 7.0) and run.work == pytest.approx(48e6)
 
 
+def test_a_resumed_run_gives_no_slope_for_its_training_seconds_are_of_the_last_process(tmp_path, checkout):
+    record(tmp_path, "whole", seconds=10.0, train_seconds=9.6, started=1000)
+    record(tmp_path, "resumed", seconds=6.0, train_seconds=4.8, started=2000, pauses=((4_000, 60_000),))
+    whole, resumed = RunHistory(open_repo(checkout), tmp_path).runs_of("pretrain")
+    assert whole.slope == pytest.approx(9.6 / 48e6) and resumed.slope is None
+    assert estimate(96e6, {}, [resumed]) == pytest.approx(2 * (4.0 + 6.0))  # proportional
+
+
 def test_runs_that_say_nothing_about_time_do_not_count(tmp_path, checkout):
     record(tmp_path, "given-out-again", steps=0, seconds=0.5)
     record(tmp_path, "elsewhere", host="another-machine")

@@ -115,6 +115,19 @@ def test_stages_of_one_configuration_share_a_parent_and_another_has_its_own(stor
     assert parents[0] == parents[1] != parents[2]
 
 
+def test_a_branch_with_a_quote_in_its_name_has_a_parent_of_its_own(store):
+    """MLflow's queries cannot quote a quote, so they ask with a wildcard, which finds others, too."""
+    root, tracker = store
+    parents = []
+    for number, branch in enumerate(["o'neil", "o_neil", "o'neil"]):
+        path, journal = folder(root, f"quote-{number}", "clean", 1, key=f"{branch}@1111111/aaaaaaaa")
+        finish(journal)
+        tracker.ship(path, live=False)
+        child = tracker.client.get_run(read_json(path / "ship.json")["mlflow_run"])
+        parents.append(child.data.tags["mlflow.parentRunId"])
+    assert parents[0] == parents[2] != parents[1]
+
+
 def test_shipper_process_delivers_and_leaves(store, tmp_path):
     root, tracker = store
     path, journal = folder(root, "proc-1", "clean", 3)

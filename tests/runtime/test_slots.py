@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from athanor.base.errors import InputError
+from athanor.runtime.locks import try_lock
 from athanor.runtime.slots import Code, Slot
 
 HOLD = """
@@ -142,6 +143,23 @@ def test_a_slot_removed_while_one_waits_for_it_is_no_lock(tmp_path):
         fcntl.flock(os.open(first.path / "lock", os.O_RDWR), fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert (first.path / "facts.json").is_file()
     other.release()
+
+
+def test_the_lock_of_a_file_removed_meanwhile_is_not_taken(tmp_path, monkeypatch):
+    """Two would have it otherwise: the next one locks the new file of that name."""
+    real, path = os.open, tmp_path / "lock"
+
+    def opened(name, *words, **more):
+        handle = real(name, *words, **more)
+        os.unlink(name)
+        return handle
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", opened)
+        with try_lock(path) as free:
+            assert not free
+    with try_lock(path) as free:
+        assert free
 
 
 def test_prune_beside_a_starting_stage(tmp_path, monkeypatch):

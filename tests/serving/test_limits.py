@@ -111,6 +111,15 @@ def test_both_doors_count_what_is_under_way_together(server, first):
     until(answered, "there is room again")
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_requests_that_fail_before_their_answer_leave_room(server, stream):
+    refused = {"messages": QUESTION * 2, "stream": stream}  # a question after a question: the model's process refuses
+    for _ in range(3):  # one more than may be under way
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            server.post("/v1/chat/completions", refused)
+    assert server.post("/v1/chat/completions", {"messages": QUESTION, "max_tokens": 2})["choices"]
+
+
 def test_a_name_is_answered_only_if_it_was_allowed_also_on_every_address(exports, tmp_path):
     words = ("--host", "0.0.0.0", "--allow-host", "My-Box.local", "--history", str(tmp_path / "chat.sqlite3"))
     with Live(exports, "--model", "endless", *words) as live:

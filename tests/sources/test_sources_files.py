@@ -203,6 +203,12 @@ def test_shards_hold_the_documents_in_order(tmp_path):
         assert (tmp_path / "mine" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
 
 
+@pytest.mark.parametrize("share", [0.02, 0.3])
+def test_validation_gets_the_share_that_was_asked_for(share):
+    splits = [split_of(f"module{number}", share) for number in range(20_000)]
+    assert splits.count("val") / len(splits) == pytest.approx(share, rel=0.1)
+
+
 def rows_of_repositories():
     """Rows as a code data set has them."""
     given = ["mit", ["MIT", "apache-2.0"], "GPL-3.0-only", "MIT OR GPL-2.0-only", None]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,7 +13,9 @@ import pytest
 from athanor.base.artifacts import sha256_file
 from athanor.base.errors import InputError, Interrupted, ParamsError
 from athanor.base.strict import build
+from athanor.runtime.slots import Slot
 from athanor.sources import huggingface
+from athanor.sources.fetch import Fetcher
 from athanor.sources.params import HuggingFaceSource
 from athanor.text.documents import write_documents
 from tests.sources.world import json_lines
@@ -125,6 +129,20 @@ def test_budgets_and_skip(dataset, tmp_path):
     first, *_, last = huggingface.documents(tmp_path / "b")
     assert first.text.startswith("document 0.38") and last.text.startswith("document 1.1")
     assert first.meta == {"row": 38}
+
+
+def test_another_min_chars_is_fetched_anew_and_another_minimum_is_not(dataset, tmp_path):
+    bar = contextlib.nullcontext(SimpleNamespace(update=lambda amount: None))
+    place = lambda name, module, inputs: Slot(tmp_path / "slots", inputs)  # noqa: E731
+    fetcher = Fetcher(tmp_path / "raw", 0.1, lambda *_: bar, lambda: False, place, lambda **_: None)
+
+    def fetched(**changes):
+        tally, _ = fetcher.fetch(source(dataset, **changes), None)["hub"]
+        return tally.documents, len(list((tmp_path / "slots").iterdir()))
+
+    assert fetched(min_chars=30) == (72, 1)
+    assert fetched(min_chars=30, min_documents=72) == (72, 1)
+    assert fetched(min_chars=1) == (120, 2)
 
 
 def test_jsonl_directory(tmp_path):
