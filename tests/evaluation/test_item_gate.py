@@ -12,7 +12,7 @@ import pytest
 from athanor.base.errors import GateError
 from athanor.evaluation import item_gate, sandbox, scoring
 from athanor.sources.battery_params import BatteryParams
-from athanor.sources.exercises.build import CATEGORIES, ONLY_ASKED, battery_items
+from athanor.sources.exercises.build import BATTERY_ONLY, CATEGORIES, battery_items
 from athanor.text.conversations import ITEM_KINDS, Item
 
 TEXT = ("exact", "numeric", "list", "format", "likelihood")
@@ -21,7 +21,7 @@ TEXT = ("exact", "numeric", "list", "format", "likelihood")
 @pytest.fixture(scope="module")
 def items() -> dict[str, list[Item]]:
     """Items of each kind: a few of each generated category, and all that are written."""
-    counts = {name: 2 if name == "python_functions" else 4 for name in {**CATEGORIES, **ONLY_ASKED}}
+    counts = {name: 2 if name == "python_functions" else 4 for name in {**CATEGORIES, **BATTERY_ONLY}}
     made = battery_items(BatteryParams(2, 0.1, 0.25, "battery/written.jsonl", counts))
     return {kind: [item for item in made if item.kind == kind] for kind in ITEM_KINDS}
 

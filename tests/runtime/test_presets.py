@@ -17,7 +17,7 @@ from athanor.base.errors import ParamsError
 from athanor.base.strict import build, read_yaml
 from athanor.runtime import presets
 from athanor.runtime.schema import check_values, schemas
-from athanor.sources.exercises.build import CATEGORIES, ONLY_ASKED, battery_items, training_conversations
+from athanor.sources.exercises.build import BATTERY_ONLY, CATEGORIES, battery_items, training_conversations
 from athanor.sources.fetch import check_pinned
 from athanor.sources.instruct_params import ExercisesSource, MessagesSource
 from athanor.sources.params import HuggingFaceSource, is_local, names_of
@@ -93,7 +93,7 @@ def disagreements(sections: dict[str, Any]) -> set[str]:
         "sft batch": sections["sft"].batch_tokens % context == 0,
         "vocabulary": sections["model"].vocab_size in (None, sections["tokenizer"].vocab_size),
         "exercises": exercises <= set(CATEGORIES),
-        "battery": battery - set(ONLY_ASKED) <= exercises,  # never asked in a form that was not trained
+        "battery": battery - set(BATTERY_ONLY) <= exercises,  # never asked in a form that was not trained
         "fact categories": facts <= set(CATEGORIES),
         "answers": sections["eval"].max_new_tokens < context,
     }

@@ -32,7 +32,7 @@ FACT_LISTS = {
     "docstring": facts.docstring_facts,
 }
 ROWS, ITEMS, SEED = 300, 20, 3
-ALL = {**build.CATEGORIES, **build.ONLY_ASKED}
+ALL = {**build.CATEGORIES, **build.BATTERY_ONLY}
 FACTS = {"docstring_recall", "error_meaning", "http_status", "module_recall"}
 
 
@@ -306,7 +306,7 @@ from athanor.base.artifacts import digest
 from athanor.sources.exercises import build
 from athanor.sources.battery_params import BatteryParams
 from athanor.sources.instruct_params import ExercisesSource
-b = BatteryParams(5, 0.1, 0.25, None, dict.fromkeys(reversed([*build.CATEGORIES, *build.ONLY_ASKED]), {ITEMS}))
+b = BatteryParams(5, 0.1, 0.25, None, dict.fromkeys(reversed([*build.CATEGORIES, *build.BATTERY_ONLY]), {ITEMS}))
 s = ExercisesSource("exercises", "exercises", dict.fromkeys(reversed(list(build.CATEGORIES)), {ROWS}), 400, 0.1)
 print(digest([c.id for c in build.training_conversations(s, {SEED}, 0.1, b)]))
 print(digest([i.id for i in build.battery_items(b)]))

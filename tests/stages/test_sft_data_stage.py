@@ -253,7 +253,7 @@ def test_peek_shows_what_is_supervised(world, monkeypatch, capsys):
     with pytest.raises(InputError, match="no row of val holds anything of 'prose'.*use --split train"):
         peek("--source", "prose", "--split", "val")
     with pytest.raises(InputError, match="no row of train holds anything of 'x'.*metrics/sft_data.json"):
-        sft_command.chosen(rows, "x", None, 0, 1)
+        sft_command.choose_rows(rows, "x", None, 0, 1)
     for words, told in ((("--row", "9999"), "there is no row 9999"), (("--source", "x"), "no source is named 'x'")):
         with pytest.raises(InputError, match=told):
             peek(*words)

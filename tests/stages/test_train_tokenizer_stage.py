@@ -130,7 +130,7 @@ def test_plan_says_what_will_not_fit(tmp_path, monkeypatch, runs):
         (plan.dvc_view, "open_repo", None),
         (plan.dvc_view, "busy", ""),
         (plan, "simulate", [step]),
-        (plan, "Memory", None),
+        (plan, "RunHistory", None),
     ):
         monkeypatch.setattr(where, name, lambda *_, value=value: value)
     assert [note for note in plan.make_plan(tmp_path).notes if TOLD in note] == [
