@@ -334,7 +334,7 @@ class Store:
 
 
 def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def _pick(row: sqlite3.Row, names: str) -> dict[str, Any]:

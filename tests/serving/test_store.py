@@ -254,6 +254,14 @@ def test_the_list_shows_the_newest_update_first_and_looking_is_no_update(store):
     assert [chat["id"] for chat in store.chats()] == [first, second]
 
 
+def test_two_updates_in_the_same_millisecond_keep_their_order(store):
+    first, second = store.create(title="a")["id"], store.create(title="b")["id"]
+    for number in range(40):
+        store.update(second, title=f"b{number}")
+        store.update(first, title=f"a{number}")
+        assert [chat["id"] for chat in store.chats()] == [first, second]
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     st.text(alphabet="aßİéﬁ e\u0301Kx…\n", max_size=400),
