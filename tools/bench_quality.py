@@ -265,17 +265,20 @@ def opponent(curves: Curves) -> Entry | None:
 
 
 def summary(curves: Curves) -> list[str]:
-    """The table of ratios, with the pair that settles it marked."""
-    chosen = opponent(curves)
-    lines = ["our time to their final bits per byte, of their time: each seed, then the median"]
+    """What each ends with, and the table of ratios, with the pair that settles it marked."""
+    chosen, lines = opponent(curves), ["bits per byte in the end: each seed, then the median"]
+    for entry, seeds in curves.items():
+        ends = [points[-1].bpb for _, points in sorted(seeds.items())]
+        lines.append(f"  {entry}: {'  '.join(f'{end:.4f}' for end in ends)}; median {statistics.median(ends):.4f}")
+    lines.append("our time to their final bits per byte, of their time: each seed, then the median")
     for mine in [entry for entry in curves if entry.recipe == "ours"]:
         for theirs in [entry for entry in curves if entry != mine and (entry.recipe == "nanochat" or entry.commit)]:
             for clock in CLOCKS:
-                seeds = sorted(curves[mine].keys() & curves[theirs].keys())
-                shares = [ratio(curves[mine][seed], curves[theirs][seed], clock) for seed in seeds] or [math.nan]
+                both = sorted(curves[mine].keys() & curves[theirs].keys())
+                shares = [ratio(curves[mine][seed], curves[theirs][seed], clock) for seed in both] or [math.nan]
                 told = "  ".join(f"{share:.3f}" for share in shares)
                 line = f"  {mine} to {theirs}, {clock}: {told}; median {statistics.median(shares):.3f}"
-                lines.append(line + (f"  <- counts, at most {BAR}" if theirs == chosen else ""))
+                lines.append(line + (f"  <- counts, at most {BAR}" if theirs == chosen and not mine.commit else ""))
     return lines
 
 

@@ -194,6 +194,7 @@ def nanochat(job: SimpleNamespace, turns: Turns, score: Score) -> None:
     torch.set_num_threads(job.threads)
     torch.set_flush_denormal(True)  # as our stage does
     sys.path.append(job.nanochat)
+    from nanochat import common
     from nanochat.gpt import GPT, GPTConfig
 
     script = Path(job.nanochat) / "scripts" / "base_train.py"
@@ -248,7 +249,8 @@ def nanochat(job: SimpleNamespace, turns: Turns, score: Score) -> None:
     gc.collect()
     gc.freeze()
     gc.disable()  # its script does so, too
-    facts = {"parameters": sum(w.numel() for w in model.parameters()), "numerics": job.numerics, "compiled": compiles}
+    numerics = str(common.COMPUTE_DTYPE)
+    facts = {"parameters": sum(w.numel() for w in model.parameters()), "numerics": numerics, "compiled": compiles}
     facts["rates"] = [group["initial_lr"] for group in space["optimizer"].param_groups]
     turns.begin(**facts, weight_decay=space["weight_decay_scaled"])
     for number in range(steps):
