@@ -278,6 +278,7 @@ def _config(causal: Any, context_tokens: int, base_count: int) -> ForeignConfig:
         rope_theta=float((getattr(values, "rope_parameters", None) or {}).get("rope_theta", 0.0)) or values.rope_theta,
         norm_eps=values.rms_norm_eps,
         qk_norm=values.model_type == "qwen3",
+        tied_embeddings=values.tie_word_embeddings,
         base_count=base_count,
         adapters=sum(weight.numel() for _, weight in lora.named_adapters(causal)),
     )

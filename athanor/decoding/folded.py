@@ -78,7 +78,7 @@ class FusedDecoder:
         B, H, K, E = len(ids_B), self.config.heads, self.config.kv_heads, self.config.head_dim
         positions, mask = cache.reserve(1, positions_B1)
         cos, sin = self.cos_T1E[positions.view(-1)], self.sin_T1E[positions.view(-1)]
-        x_BD = F.embedding(ids_B, self.head_weight)
+        x_BD = F.embedding(ids_B, self.model.model.embed_tokens.weight)
         for number, layer in enumerate(self.layers):
             qkv_BHE = torch.mm(x_BD, layer.qkv_DN).div_(_norm(x_BD, self.floor_D)).view(B, H + 2 * K, E)
             qk_BHE, v_BKE = qkv_BHE.narrow(1, 0, H + K), qkv_BHE.narrow(1, H + K, K)

@@ -36,6 +36,7 @@ _U32, _F32, _BOOL, _STR = GGUFValueType.UINT32, GGUFValueType.FLOAT32, GGUFValue
 _LIST = GGUFValueType.ARRAY
 
 TOP_LEVEL = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+UNTIED = {"lm_head.weight": "output.weight"}  # where it is absent, llama.cpp takes the embedding
 BLOCK = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -116,7 +117,7 @@ def tensor_names(config: ModelConfig) -> dict[str, str]:
     modules = {
         name: theirs for name, theirs in BLOCK.items() if config.qk_norm or not name.endswith(("q_norm", "k_norm"))
     }
-    return TOP_LEVEL | {
+    return (TOP_LEVEL if config.tied_embeddings else TOP_LEVEL | UNTIED) | {
         f"model.layers.{n}.{ours}.weight": f"blk.{n}.{theirs}.weight"
         for n in range(config.layers)
         for ours, theirs in modules.items()

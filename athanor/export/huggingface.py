@@ -43,7 +43,8 @@ def model_config(source: Source, dtype: str) -> dict[str, Any]:
         # Version 4 reads the first, version 5 the second; with neither the base is silently 10000.
         "rope_theta": config.rope_theta,
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
-        "tie_word_embeddings": True,  # without it a random output matrix, and no error
+        # Absent from a tied model's, it makes a random output matrix, and no error.
+        "tie_word_embeddings": config.tied_embeddings,
         "attention_bias": False,
         "attention_dropout": 0.0,
         "initializer_range": 0.02,

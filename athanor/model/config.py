@@ -14,7 +14,7 @@ class ModelConfig:
     """A Llama-shaped decoder; with `qk_norm` it is Qwen3-shaped.
 
     Pre-RMSNorm, rotary positions (half rotation), grouped-query attention,
-    SwiGLU, no biases, input and output embeddings tied.
+    SwiGLU, no biases. With `tied_embeddings` the embedding is the output matrix, too.
     """
 
     vocab_size: int
@@ -28,6 +28,7 @@ class ModelConfig:
     rope_theta: float
     norm_eps: float
     qk_norm: bool
+    tied_embeddings: bool = True
     # Of weights added to a model that stays as it is (LoRA); 0 for a model that is trained whole.
     adapters: ClassVar[int] = 0
 
@@ -45,11 +46,12 @@ class ModelConfig:
             raise ParamsError(f"rotary positions need an even head_dim, not {self.head_dim}", where="head_dim")
 
     def parameter_count(self) -> int:
-        """Exact number of parameters; the tied embedding counts once."""
+        """Exact number of parameters; a tied embedding counts once."""
         attention = 2 * self.dim * self.head_dim * (self.heads + self.kv_heads)
         norms = 2 * self.dim + (2 * self.head_dim if self.qk_norm else 0)
         layer = attention + 3 * self.dim * self.ffn_dim + norms
-        return self.vocab_size * self.dim + self.layers * layer + self.dim
+        embeddings = (1 if self.tied_embeddings else 2) * self.vocab_size * self.dim
+        return embeddings + self.layers * layer + self.dim
 
     def trained_count(self) -> int:
         """Parameters that have gradients and an optimiser's state."""
@@ -64,7 +66,11 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ModelConfig:
-        """The inverse of `to_dict`; unknown or missing keys raise ParamsError."""
+        """The inverse of `to_dict`; unknown or missing keys raise ParamsError.
+
+        Files from before there was a choice lack `tied_embeddings`: those models are tied.
+        """
+        values = {"tied_embeddings": True, **values}
         names = {field.name for field in dataclasses.fields(cls)}
         if set(values) != names:
             odd = sorted(set(values) ^ names)

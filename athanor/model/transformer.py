@@ -17,6 +17,8 @@ from athanor.model.kernels import MASKED_SCORE, attend, rms_norm, use_cpu_attent
 
 INIT_STD = 0.02
 INIT_EXCESS_NATS = 0.05
+UNTIED_EMBEDDING_STD = 0.2
+UNTIED_HEAD_STD = 0.001
 
 
 class Embedding(nn.Embedding):
@@ -138,12 +140,14 @@ class Decoder(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A decoder with tied embeddings. `fresh` makes one to train; built directly, its weights mean nothing yet."""
+    """A decoder and its output matrix. `fresh` makes one to train; built directly, its weights mean nothing yet."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
         self.model = Decoder(config)
+        if not config.tied_embeddings:
+            self.lm_head = Linear(config.dim, config.vocab_size, bias=False)
         rotary = rotary_table(config, config.context_tokens, torch.device("cpu"))  # never on meta, see Embedding
         self.register_buffer("rotary", rotary, persistent=False)
 
@@ -165,24 +169,23 @@ class Transformer(nn.Module):
     def initialise(self, generator: torch.Generator) -> None:
         """Draw N(0, 0.02) weights; those that write to the residual stream are damped by 1/sqrt(2·layers).
 
-        The embedding is also the output matrix: normed states make logits of
-        variance width · std², and half of that is what the first loss exceeds
-        ln V by. Wide models get a smaller one, to keep the excess at 0.05.
+        The embedding has its own size, see `embedding_std`. An output matrix of
+        its own comes last and is small, so that the first loss is ln V; zeros
+        would let no gradient through to the blocks.
         """
         damped = INIT_STD / (2 * self.config.layers) ** 0.5
-        embedding = min(INIT_STD, (2 * INIT_EXCESS_NATS / self.config.dim) ** 0.5)
+        stds = {"embed_tokens": embedding_std(self.config), "lm_head": UNTIED_HEAD_STD}
+        stds |= {"o_proj": damped, "down_proj": damped}
         for name, weight in self.named_parameters():
             if weight.dim() < 2:
                 weight.fill_(1.0)
                 continue
-            residual = name.endswith(("o_proj.weight", "down_proj.weight"))
-            std = embedding if name.endswith("embed_tokens.weight") else damped if residual else INIT_STD
-            weight.normal_(0.0, std, generator=generator)
+            weight.normal_(0.0, stds.get(name.split(".")[-2], INIT_STD), generator=generator)
 
     @property
     def head_weight(self) -> Tensor:
-        """The output matrix [V, D]: the embedding itself."""
-        return self.model.embed_tokens.weight
+        """The output matrix [V, D]: the embedding itself, or a matrix of its own."""
+        return self.model.embed_tokens.weight if self.config.tied_embeddings else self.lm_head.weight
 
     def forward(
         self,
@@ -236,6 +239,19 @@ class Transformer(nn.Module):
         for block in self.model.layers:
             x_BTD = block(x_BTD, table, mask, cache)
         return self.model.norm(x_BTD)
+
+
+def embedding_std(config: ModelConfig) -> float:
+    """Standard deviation of a fresh embedding.
+
+    A tied one is also the output matrix: normed states make logits of variance
+    width · std², and half of that is what the first loss exceeds ln V by. Wide
+    models get a smaller one, to keep the excess at 0.05. One of its own has no
+    part in the logits; 0.2 gave a better model than 0.02 and 0.8.
+    """
+    if not config.tied_embeddings:
+        return UNTIED_EMBEDDING_STD
+    return min(INIT_STD, (2 * INIT_EXCESS_NATS / config.dim) ** 0.5)
 
 
 def block_mask(document_BT: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
 def model_tensors(model: Transformer) -> dict[str, Tensor]:
-    """Every parameter in fp32 on the CPU, by its Hugging Face name; the tied matrix once."""
+    """Every parameter in fp32 on the CPU, by its Hugging Face name; a tied matrix once."""
     return {name: weight.detach().to("cpu", torch.float32) for name, weight in model.named_parameters()}
 
 

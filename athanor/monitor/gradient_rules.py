@@ -228,11 +228,11 @@ class _Vital(Rule):
 class EmbeddingSpread(_Vital):
     """The spread is above the line, and a fifth more than in the weights that the run began with.
 
-    Rows of ids that pretraining never showed are pushed away in every step: the
-    209 of the default run end at 2.3 to 2.55 times the median norm, while ids
-    seen a hundred times are near 1.3. Those of the chat template are among them
-    and in every batch of fine-tuning, which begins with that spread and does
-    not make it.
+    It is that of the output matrix, which may be the embedding: rows of ids that
+    pretraining never showed are pushed away in every step. The 209 of a tied run
+    end at 2.3 to 2.55 times the median norm, while ids seen a hundred times are
+    near 1.3. Those of the chat template are among them and in every batch of
+    fine-tuning, which begins with that spread and does not make it.
     """
 
     first_readings = 5  # the largest of them: batches differ in how many such ids they have
@@ -240,7 +240,7 @@ class EmbeddingSpread(_Vital):
 
     inputs = ("vitals.embedding_spread",)
     limit = "embedding_spread"
-    text = "The spread of the embedding's row norms"
+    text = "The spread of the output matrix's row norms"
     fix = "{phase}.lr lower or {phase}.z_loss 1e-4; a smaller tokenizer.vocab_size if many tokens are rare."
 
     def begin(self) -> None:

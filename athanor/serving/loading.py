@@ -51,7 +51,6 @@ def model_config(values: Mapping[str, Any], where: str) -> ModelConfig:
     rope = values.get("rope_parameters") or {"rope_type": "default", "rope_theta": values.get("rope_theta")}
     unsupported = [
         architecture not in QK_NORM and f"architecture {architecture}",
-        not values.get("tie_word_embeddings") and "untied embeddings",
         bool(values.get("attention_bias") or values.get("mlp_bias")) and "biases",
         values.get("hidden_act") != "silu" and f"activation {values.get('hidden_act')}",
         rope.get("rope_type", "default") != "default" and f"rope type {rope.get('rope_type')}",
@@ -72,6 +71,7 @@ def model_config(values: Mapping[str, Any], where: str) -> ModelConfig:
             rope_theta=float(rope["rope_theta"]),
             norm_eps=values["rms_norm_eps"],
             qk_norm=QK_NORM[architecture],
+            tied_embeddings=values["tie_word_embeddings"],
         )
     except (KeyError, TypeError) as error:
         raise InputError(f"a key is missing or odd ({error})", where=where, fix=EXPORT_IT) from None

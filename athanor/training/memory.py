@@ -233,8 +233,8 @@ def training_bytes(
     if footprint.checkpointing:
         blocks = config.layers * 4 * config.dim * footprint.micro_batch_tokens + block
     turning_point = blocks + rest + measured.loss.bytes(rows, T)
-    # The embedding is the output matrix, too: two gradients of it meet at the end.
-    second_gradient = 0 if config.adapters else 4 * config.vocab_size * config.dim
+    # A tied embedding is the output matrix, too: two gradients of it meet at the end.
+    second_gradient = 4 * config.vocab_size * config.dim if config.tied_embeddings and not config.adapters else 0
     # A block that runs again in backward is gone before the embedding's second gradient comes.
     end = gradient + (
         max(second_gradient, block + rest) if footprint.checkpointing else second_gradient + 2 * block + rest

@@ -29,6 +29,7 @@ class ModelParams:
     rope_theta: float = param(min=100)
     norm_eps: float = param(min=1e-8, max=1e-3, default=1e-6)  # what Qwen3 has, whose architecture the export is
     qk_norm: bool  # a norm per query and key head; the export is then of the Qwen3 architecture
+    tied_embeddings: bool = True  # the embedding is the output matrix, too; false: one of its own
 
     def __post_init__(self) -> None:
         if not self.qk_norm and self.heads * self.head_dim != self.dim:

@@ -33,8 +33,8 @@ class OptimizerSettings:
 
 
 def decays(name: str, weight: Tensor) -> bool:
-    """Matrices decay. Gains do not, nor the embedding: rows of rare ids would shrink towards nothing."""
-    return weight.dim() >= 2 and "embed_tokens" not in name
+    """The blocks' matrices decay. Gains do not, nor embedding and output matrix: rows of rare ids would shrink to nothing."""
+    return weight.dim() >= 2 and not name.endswith(("embed_tokens.weight", "lm_head.weight"))
 
 
 class Named(Protocol):

@@ -173,7 +173,7 @@ class Sharded(Single):
         self.working = copy.deepcopy(self.plain)
         for block in self.working.model.layers:
             fully_shard(block, mesh=self.mesh)
-        # Last, for what is left: the embedding is the output matrix, too, so it has to stay while a step lasts.
+        # Last, for what is left: the loss needs the output matrix after `hidden`, so it has to stay while a step lasts.
         fully_shard(self.working, mesh=self.mesh)
         for module in (*self.working.model.layers, self.working):
             module.set_gradient_divide_factor(1.0)

@@ -23,6 +23,7 @@ OVERFIT_STEPS = 60
 OVERFIT_SHARE = 0.5  # of the initial loss that has to be gone by then
 INPUTS_MATTER = 1.1  # times the loss, with inputs in another order
 RESIDUAL_LIMIT = 3.2
+UNTIED_RESIDUAL_LIMIT = 0.16
 _PROBE_TOKENS = 64
 
 
@@ -87,7 +88,9 @@ def check_residual(model: Transformer) -> float:
     What a block adds has a root mean square that goes with the square of the
     width, relative to the embedding: measured from 96 to 1024 wide and 2 to 18
     layers deep, 1.1 to 1.4 · (width / 192)². Without damping by
-    1/sqrt(2 · layers) it is 4 times as much at 5 layers, 6 at 18. Ids of a
+    1/sqrt(2 · layers) it is 4 times as much at 5 layers, 6 at 18. An embedding
+    with an output matrix beside it is larger: of that, blocks add
+    0.09 · (width / 192)^1.5, and sqrt(2 · layers) times as much undamped. Ids of a
     text would not do: where they repeat, attention does not average them out.
     """
     length = min(4 * _PROBE_TOKENS, model.config.context_tokens)
@@ -95,7 +98,9 @@ def check_residual(model: Transformer) -> float:
     growth = residual_growth(model, ids_1T)
     if growth is None:
         return math.nan
-    limit = 1.5 + RESIDUAL_LIMIT * (model.config.dim / 192) ** 2
+    width = model.config.dim / 192
+    tied = model.config.tied_embeddings
+    limit = 1.5 + RESIDUAL_LIMIT * width**2 if tied else math.hypot(1.01, UNTIED_RESIDUAL_LIMIT * width**1.5)
     if not 0.5 <= float(growth) <= limit:
         raise GateError(
             "initialisation",

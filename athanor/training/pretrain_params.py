@@ -23,7 +23,7 @@ class PretrainParams:
     beta1: float = param(min=0.0, max=0.9999, default=0.9)
     beta2: float = param(min=0.0, max=0.99999)
     eps: float = param(min=1e-15, max=1e-3, default=1e-8)
-    weight_decay: float = param(min=0.0, max=1.0)  # of matrices; gains and the embedding never decay
+    weight_decay: float = param(min=0.0, max=1.0)  # of the blocks' matrices; nothing else decays
     spike_guard: bool = True  # refuse a step whose loss or gradient norm is far above those before
     max_rollbacks: int = param(
         min=0, max=100, default=3

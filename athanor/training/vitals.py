@@ -34,7 +34,7 @@ _SLICE_ROWS = 8
 class Vitals:
     """Readings of one model:
 
-    vitals.embedding_spread     99th percentile over median of the norms of the embedding rows of ids in the batch
+    vitals.embedding_spread     99th percentile over median of the norms of the output matrix's rows of ids in the batch
     vitals.final_norm_gain      largest gain of the final norm, sign aside
     vitals.attention_logit_max  largest attention logit of any layer and head on the batch's first row
     vitals.residual_growth      root mean square of the residual stream behind the last block over that before the first

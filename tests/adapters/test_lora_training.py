@@ -294,6 +294,7 @@ def test_the_shape_is_counted_without_weights(base):
     config = shape(base, LoraSettings(8, 16.0, 0.0, "attention"), 16)
     model = load_foreign(base, LoraSettings(8, 16.0, 0.0, "attention"), 16, 1)
     assert config == model.config
+    assert config.tied_embeddings == (model.head_weight is model.model.embed_tokens.weight)
     assert config.parameter_count() == sum(weight.numel() for _, weight in model.frozen_parameters())
     assert config.trained_count() == sum(weight.numel() for weight in model.parameters())
     assert replica_count(config, CPU) == 1

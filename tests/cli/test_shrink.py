@@ -11,7 +11,7 @@ from athanor.base.artifacts import manifest_digest, write_json
 from athanor.base.errors import InputError
 from athanor.cli import cli
 from athanor.cli.shrink import newest_checkpoint, shrink
-from athanor.model.weights import model_tensors, save_model
+from athanor.model.weights import load_config, model_tensors, save_model
 from athanor.serving.loading import load_export
 from athanor.tokenizer.chat import template_hash
 from athanor.tokenizer.tokenizer import Tokenizer
@@ -20,15 +20,19 @@ from tests.evaluation.tiny import make_model, write_tiny_tokenizer
 
 
 @pytest.fixture
-def project(tmp_path, monkeypatch):
+def project(tmp_path, monkeypatch, request):
     """A tokenizer, a base model, and the slots of pretraining and fine-tuning with two checkpoints each."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DVC_ROOT", str(tmp_path))
     tokenizer = write_tiny_tokenizer(tmp_path / "models" / "tokenizer")
-    model = make_model(tokenizer, qk_norm=True)
+    tied = getattr(request, "param", True)
+    model = make_model(tokenizer, qk_norm=True, tied=tied)
     facts = {"tokenizer_digest": tokenizer.digest, "template_hash": template_hash(tokenizer)}
     save_model("models/base", model, model.config, facts)
-    params = {"model": model.config.to_dict(), "pretrain": {"lr": 0.1}}
+    shape = model.config.to_dict()
+    if tied:  # a slot from before there was a choice
+        del shape["tied_embeddings"]
+    params = {"model": shape, "pretrain": {"lr": 0.1}}
     told = {
         "pretrain": {"code": "c", "params": params, "inputs": {"tokenizer": tokenizer.digest, "shards": "s"}},
         "sft": {
@@ -47,7 +51,8 @@ def project(tmp_path, monkeypatch):
 
 
 def at(step: int) -> dict[str, torch.Tensor]:
-    model = make_model(Tokenizer.load("models/tokenizer"), seed=step, qk_norm=True)
+    tied = load_config("models/base")[0].tied_embeddings
+    model = make_model(Tokenizer.load("models/tokenizer"), seed=step, qk_norm=True, tied=tied)
     return model_tensors(model)
 
 
@@ -62,6 +67,7 @@ def slot_of(project, stage):
     return project / ".athanor" / "slots" / stage / (stage[0] * 16)
 
 
+@pytest.mark.parametrize("project", [True, False], ids=["tied", "untied"], indirect=True)
 @pytest.mark.parametrize("stage", ["pretrain", "sft"])
 def test_weights_are_those_of_the_checkpoint_and_a_third_of_its_size(stage, project):
     step, before, after = shrink(newest_checkpoint(slot_of(project, stage)), project / "out", "float32")

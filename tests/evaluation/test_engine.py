@@ -71,9 +71,10 @@ def test_a_prompt_that_does_not_fit_changes_nothing(tokenizer):
         engine.add_requests([(n, [1], 4, GREEDY) for n in range(4)])
 
 
+@pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("qk_norm", [False, True])
-def test_folded_is_the_model_to_rounding(tokenizer, qk_norm):
-    model = make_model(tokenizer, qk_norm=qk_norm)
+def test_folded_is_the_model_to_rounding(tokenizer, qk_norm, tied):
+    model = make_model(tokenizer, qk_norm=qk_norm, tied=tied)
     torch.manual_seed(1)
     with torch.no_grad():
         for weight in model.parameters():

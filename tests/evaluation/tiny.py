@@ -36,7 +36,9 @@ def write_tiny_tokenizer(path: Path) -> Tokenizer:
     return Tokenizer.load(path)
 
 
-def make_model(tokenizer: Tokenizer, *, seed: int = 0, context: int = 128, qk_norm: bool = False) -> Transformer:
+def make_model(
+    tokenizer: Tokenizer, *, seed: int = 0, context: int = 128, qk_norm: bool = False, tied: bool = True
+) -> Transformer:
     """Random weights, large enough that the best logit is far from the second almost everywhere."""
     config = ModelConfig(
         vocab_size=tokenizer.vocab_size,
@@ -50,6 +52,7 @@ def make_model(tokenizer: Tokenizer, *, seed: int = 0, context: int = 128, qk_no
         rope_theta=10000.0,
         norm_eps=1e-5,
         qk_norm=qk_norm,
+        tied_embeddings=tied,
     )
     model = Transformer(config)
     generator = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""A tokenizer and two small models (Llama- and Qwen3-shaped), trained for seconds so that their answers are decided.
+"""A tokenizer and small models (Llama- and Qwen3-shaped, and one that is not tied), trained until answers are decided.
 
 Random weights would not do: their two best logits nearly tie everywhere, and
 equal greedy answers would then prove nothing.
@@ -71,7 +71,7 @@ def tokenizer_dir(tmp_path_factory) -> Path:
     return path
 
 
-def train_model(tokenizer: Tokenizer, qk_norm: bool) -> Transformer:
+def train_model(tokenizer: Tokenizer, qk_norm: bool, tied: bool = True) -> Transformer:
     """Some steps on text and one-word answers: fluent in neither, decided in most places."""
     config = ModelConfig(
         vocab_size=tokenizer.vocab_size,
@@ -85,6 +85,7 @@ def train_model(tokenizer: Tokenizer, qk_norm: bool) -> Transformer:
         rope_theta=50000.0,
         norm_eps=1e-5,
         qk_norm=qk_norm,
+        tied_embeddings=tied,
     )
     generator = torch.Generator().manual_seed(1)
     model = Transformer(config)
@@ -125,9 +126,9 @@ class Case:
     expected: Expected
 
 
-def make_case(folder: Path, tokenizer_dir: Path, qk_norm: bool) -> Case:
+def make_case(folder: Path, tokenizer_dir: Path, qk_norm: bool, tied: bool = True) -> Case:
     tokenizer = Tokenizer.load(tokenizer_dir)
-    model = train_model(tokenizer, qk_norm)
+    model = train_model(tokenizer, qk_norm, tied)
     facts = {"tokenizer_digest": tokenizer.digest, "template_hash": template_hash(tokenizer)}
     assert read_manifest(tokenizer_dir, "tokenizer", 1)["digest"] == tokenizer.digest
     save_model(folder / "sft", model, model.config, facts)
@@ -155,7 +156,12 @@ def qwen(tmp_path_factory, tokenizer_dir) -> Case:
     return make_case(tmp_path_factory.mktemp("qwen"), tokenizer_dir, qk_norm=True)
 
 
-@pytest.fixture(params=["llama", "qwen"])
+@pytest.fixture(scope="session")
+def untied(tmp_path_factory, tokenizer_dir) -> Case:
+    return make_case(tmp_path_factory.mktemp("untied"), tokenizer_dir, qk_norm=True, tied=False)
+
+
+@pytest.fixture(params=["llama", "qwen", "untied"])
 def case(request) -> Case:
     return request.getfixturevalue(request.param)
 

@@ -17,11 +17,32 @@ def test_written_file_reads_back(case, file_type, tmp_path):
     gguf_writer.write_gguf(path, case.source, file_type)
     gguf_check.check_gguf(path, case.source, file_type)
     tensors = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
-    assert "output.weight" not in tensors  # tied: the embedding is stored once
+    assert ("output.weight" in tensors) == (not case.source.config.tied_embeddings)  # tied: stored once
     norms = [tensor for name, tensor in tensors.items() if "norm" in name]
     assert norms and all(tensor.tensor_type == GGMLQuantizationType.F32 for tensor in norms)
     assert tensors["blk.1.ffn_up.weight"].tensor_type.name.lower() == file_type
     assert ("blk.0.attn_q_norm.weight" in tensors) == case.source.config.qk_norm
+
+
+def test_the_list_of_tensors(case):
+    config, names = case.source.config, list(gguf_writer.tensors(case.source))
+    ends = ["output_norm.weight"] if config.tied_embeddings else ["output.weight", "output_norm.weight"]
+    blocks = (len(gguf_writer.BLOCK) - (0 if config.qk_norm else 2)) * config.layers
+    assert names[0] == "token_embd.weight" and names[blocks + 1 :] == ends
+    assert all(name.startswith("blk.") for name in names[1 : blocks + 1])
+
+
+def test_the_output_matrix_is_not_the_embedding(untied, tmp_path):
+    path = tmp_path / "model.gguf"
+    gguf_writer.write_gguf(path, untied.source, "f32")
+    stored = {tensor.name: tensor.data for tensor in GGUFReader(path).tensors}
+    for name, weight in (("token_embd", "model.embed_tokens"), ("output", "lm_head")):
+        assert np.array_equal(stored[f"{name}.weight"], untied.source.weights[f"{weight}.weight"].numpy())
+    less = {name: array for name, array in gguf_writer.tensors(untied.source).items() if name != "output.weight"}
+    other = tmp_path / "other.gguf"
+    gguf_writer.write_raw(other, "qwen3", gguf_writer.metadata(untied.source, "f32"), less, "f32")
+    with pytest.raises(GateError, match="output.weight"):
+        gguf_check.check_gguf(other, untied.source, "f32")
 
 
 def test_file_of_another_type_or_model_does_not_pass(llama, qwen, tmp_path):

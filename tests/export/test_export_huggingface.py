@@ -31,7 +31,7 @@ def test_config_states_everything(case, tmp_path):
     write_huggingface(tmp_path, case.source, "bfloat16")
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["architectures"] == ["Qwen3ForCausalLM" if case.source.config.qk_norm else "LlamaForCausalLM"]
-    assert config["tie_word_embeddings"] is True
+    assert config["tie_word_embeddings"] is case.source.config.tied_embeddings
     assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == 50000.0
     assert config["dtype"] == config["torch_dtype"] == "bfloat16"
     tokenizer = case.source.tokenizer

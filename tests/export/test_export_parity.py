@@ -22,9 +22,9 @@ LIMITS = Limits(logit_tolerance=1e-4, margin_logits=0.1)
 
 
 @pytest.fixture(scope="session")
-def hf_dirs(tmp_path_factory, llama, qwen):
+def hf_dirs(tmp_path_factory, llama, qwen, untied):
     folder = tmp_path_factory.mktemp("hf")
-    for name, case in (("llama", llama), ("qwen3", qwen)):
+    for name, case in (("llama", llama), ("qwen", qwen), ("untied", untied)):
         write_huggingface(folder / name, case.source, "float32")
     return folder
 
@@ -46,8 +46,10 @@ def test_our_own_answers_are_worth_comparing(case):
     assert len({tuple(answer.ids) for answer in case.expected.answers}) >= 4
 
 
-def test_transformers_agrees(case, hf_dirs):
-    facts = check_transformers(hf_dirs / case.source.architecture, case.probe, case.expected, LIMITS)
+@pytest.mark.parametrize("name", ["llama", "qwen", "untied"])
+def test_transformers_agrees(name, hf_dirs, request):
+    case = request.getfixturevalue(name)
+    facts = check_transformers(hf_dirs / name, case.probe, case.expected, LIMITS)
     assert facts["prompts"] == 50 and facts["prompts_with_ties"] == 0
     assert facts["logit_difference_below"] <= 1e-4 and facts["texts"] > 250
 
@@ -120,8 +122,18 @@ def test_wrong_chat_template_is_caught(llama, hf_dirs, tmp_path):
         check_transformers(tmp_path / "hf", llama.probe, llama.expected, LIMITS)
 
 
+@torch.no_grad()
+def test_an_untied_model_gives_the_same_logits_in_transformers(untied, hf_dirs):
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(hf_dirs / "untied", dtype=torch.float32).eval()
+    assert not torch.equal(theirs.lm_head.weight, theirs.model.embed_tokens.weight)
+    ours = rebuilt(untied.source, "float32")
+    for ids in untied.probe.windows:
+        assert torch.allclose(theirs(torch.tensor([ids])).logits, ours(torch.tensor([ids])), atol=1e-4, rtol=0)
+
+
 def test_llama_class_on_qk_norm_weights_is_caught(qwen, hf_dirs, tmp_path):
-    shutil.copytree(hf_dirs / "qwen3", tmp_path / "hf")
+    shutil.copytree(hf_dirs / "qwen", tmp_path / "hf")
     edit(tmp_path / "hf", "config.json", lambda v: v.update(architectures=["LlamaForCausalLM"], model_type="llama"))
     with pytest.raises(GateError, match="unexpected keys"):
         check_transformers(tmp_path / "hf", qwen.probe, qwen.expected, LIMITS)

@@ -35,17 +35,17 @@ def text(llama):
 
 
 @pytest.fixture(scope="session")
-def wanted(llama, qwen, text):
+def wanted(llama, qwen, untied, text):
     found = {}
-    for case in (llama, qwen):
+    for case in (llama, qwen, untied):
         ours = Ours(rebuilt(case.source, "float32"), case.source.tokenizer)
-        found[case.source.architecture] = ours.text(text, CONTEXT, CHUNKS)
+        found[case.source.config] = ours.text(text, CONTEXT, CHUNKS)
     return found
 
 
 def test_transformers_gives_the_same_number(case, text, wanted, tmp_path):
     write_huggingface(tmp_path / "hf", case.source, "float32")
-    expected = wanted[case.source.architecture]
+    expected = wanted[case.source.config]
     found = HuggingFace(tmp_path / "hf").text(text, CONTEXT, CHUNKS)
     assert check_agreement("transformers", found, expected, 1e-6, False) < 1e-6
     assert found.measured.bits_per_byte == pytest.approx(expected.measured.bits_per_byte, rel=1e-6)
@@ -56,7 +56,7 @@ def test_transformers_gives_the_same_number(case, text, wanted, tmp_path):
 def test_llama_cpp_gives_the_same_number(file_type, tolerance, case, text, wanted, tmp_path):
     gguf_writer.write_gguf(tmp_path / "model.gguf", case.source, file_type)
     found = scorer(tmp_path / "model.gguf", file_type == "f32").text(text, CONTEXT, CHUNKS)
-    expected = wanted[case.source.architecture]
+    expected = wanted[case.source.config]
     assert check_agreement(file_type, found, expected, tolerance, file_type == "q8_0") < (
         1e-5 if file_type == "f32" else 0.02
     )
@@ -85,14 +85,14 @@ def caught(path, text, expected):
 @pytest.mark.parametrize("trap", TRAPS)
 def test_trap_of_a_llama_file_is_caught(trap, llama, text, wanted, tmp_path):
     write_altered(tmp_path / "model.gguf", llama.source, **alterations(llama.source)[trap])
-    caught(tmp_path / "model.gguf", text, wanted["llama"])
+    caught(tmp_path / "model.gguf", text, wanted[llama.source.config])
 
 
 def test_trap_of_a_qwen3_file_is_caught(qwen, text, wanted, tmp_path):
     no_norm = {"arch": "llama", "without": ["attn_q_norm.weight", "attn_k_norm.weight"]}
     for how in ({"arrays": permuted(qwen.source)}, no_norm):
         write_altered(tmp_path / "model.gguf", qwen.source, **how)
-        caught(tmp_path / "model.gguf", text, wanted["qwen3"])
+        caught(tmp_path / "model.gguf", text, wanted[qwen.source.config])
 
 
 def scored(nats):

@@ -24,18 +24,25 @@ def test_reference_sizes_are_exact(count):
     assert SIZES[count].parameter_count() == count
 
 
+@pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("qk_norm", [False, True])
-def test_count_is_the_sum_over_parameters(qk_norm):
-    config = dataclasses.replace(SMALL, qk_norm=qk_norm, ffn_dim=40, vocab_size=100)
+def test_count_is_the_sum_over_parameters(qk_norm, tied):
+    config = dataclasses.replace(SMALL, qk_norm=qk_norm, ffn_dim=40, vocab_size=100, tied_embeddings=tied)
     assert sum(weight.numel() for weight in Transformer(config).parameters()) == config.parameter_count()
 
 
 def test_dict_round_trip_and_strictness():
-    assert ModelConfig.from_dict(SMALL.to_dict()) == SMALL
+    for config in (SMALL, dataclasses.replace(SMALL, tied_embeddings=False)):
+        assert ModelConfig.from_dict(config.to_dict()) == config
     with pytest.raises(ParamsError, match="dropout"):
         ModelConfig.from_dict({**SMALL.to_dict(), "dropout": 0.1})
     with pytest.raises(ParamsError, match="dim"):
         ModelConfig.from_dict({k: v for k, v in SMALL.to_dict().items() if k != "dim"})
+
+
+def test_a_config_from_before_there_was_a_choice_is_tied():
+    older = {name: value for name, value in SMALL.to_dict().items() if name != "tied_embeddings"}
+    assert ModelConfig.from_dict(older) == SMALL and SMALL.tied_embeddings
 
 
 @pytest.mark.parametrize(

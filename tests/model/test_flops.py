@@ -18,6 +18,7 @@ from tests.training import micro
 SHAPES = {
     "grouped": micro.CONFIG,
     "whole heads": ModelConfig(256, 3, 48, 3, 3, 16, 128, 64, 1e4, 1e-6, False),
+    "an output matrix of its own": dataclasses.replace(micro.CONFIG, tied_embeddings=False),
     "wide heads, query norm": ModelConfig(512, 1, 32, 2, 1, 64, 96, 128, 1e4, 1e-6, True),
 }
 

@@ -33,22 +33,23 @@ def some_ids(rows=2, width=24, seed=1):
     return torch.randint(0, CONFIG.vocab_size, (rows, width), generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("qk_norm", [False, True])
 @torch.no_grad()
-def test_equals_transformers(qk_norm):
+def test_equals_transformers(qk_norm, tied):
     transformers = pytest.importorskip("transformers")
-    model = make(qk_norm=qk_norm)
+    model = make(qk_norm=qk_norm, tied_embeddings=tied)
     c = model.config
     kind = "Qwen3" if qk_norm else "Llama"
     settings = getattr(transformers, f"{kind}Config")(
         vocab_size=c.vocab_size, hidden_size=c.dim, intermediate_size=c.ffn_dim, num_hidden_layers=c.layers,
         num_attention_heads=c.heads, num_key_value_heads=c.kv_heads, head_dim=c.head_dim, rms_norm_eps=c.norm_eps,
-        max_position_embeddings=c.context_tokens, tie_word_embeddings=True,
+        max_position_embeddings=c.context_tokens, tie_word_embeddings=tied,
         rope_parameters={"rope_type": "default", "rope_theta": c.rope_theta},
     )  # fmt: skip
     theirs = getattr(transformers, f"{kind}ForCausalLM")(settings).eval()
     report = theirs.load_state_dict(dict(model.named_parameters()), strict=False)
-    assert report.missing_keys == ["lm_head.weight"] and not report.unexpected_keys
+    assert report.missing_keys == ["lm_head.weight"] * tied and not report.unexpected_keys
     theirs.tie_weights()
     assert torch.allclose(model(some_ids()), theirs(some_ids()).logits, atol=1e-5, rtol=0)
 
@@ -87,10 +88,12 @@ def test_a_document_in_a_row_equals_the_document_alone():
     assert torch.allclose(model(ids, document_BT=document)[:, 7:], model(ids[:, 7:]), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("tied", [True, False])
 @torch.no_grad()
-def test_initial_loss_is_ln_v():
+def test_initial_loss_is_ln_v(tied):
     for seed, width in ((0, 64), (1, 64), (2, 1024), (3, 1536)):
-        model = Transformer.fresh(dataclasses.replace(CONFIG, vocab_size=2048, dim=width), seed)
+        config = dataclasses.replace(CONFIG, vocab_size=2048, dim=width, tied_embeddings=tied)
+        model = Transformer.fresh(config, seed)
         ids = torch.randint(0, 2048, (4, 33), generator=torch.Generator().manual_seed(seed))
         loss = torch.nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
         assert abs(float(loss) - math.log(2048)) < 0.1
@@ -106,6 +109,17 @@ def test_initialisation_depends_on_the_seed_alone():
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
     assert torch.equal(first(some_ids()), second(some_ids()))
     assert not torch.equal(first.head_weight, Transformer.fresh(CONFIG, 8).head_weight)
+
+
+@torch.no_grad()
+def test_an_output_matrix_of_its_own_is_drawn_last():
+    tied, untied = (Transformer.fresh(dataclasses.replace(CONFIG, tied_embeddings=value), 7) for value in (True, False))
+    names = [name for name, _ in untied.named_parameters()]
+    assert names == [*(name for name, _ in tied.named_parameters()), "lm_head.weight"]
+    assert math.isclose(float(untied.head_weight.std()), 0.001, rel_tol=0.05)
+    assert math.isclose(float(untied.model.embed_tokens.weight.std()), 0.2, rel_tol=0.05)
+    for ours, theirs in zip(tied.model.layers.parameters(), untied.model.layers.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 @torch.no_grad()

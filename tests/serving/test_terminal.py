@@ -263,10 +263,11 @@ def test_a_config_that_is_not_ours_is_refused(exported, tmp_path, change):
         load_export(tmp_path / "hf")
 
 
+@pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("qk_norm", [False, True])
-def test_the_export_computes_what_the_model_did(tmp_path, qk_norm):
+def test_the_export_computes_what_the_model_did(tmp_path, qk_norm, tied):
     tokenizer = write_tiny_tokenizer(tmp_path / "tokenizer")
-    model = make_model(tokenizer, qk_norm=qk_norm)
+    model = make_model(tokenizer, qk_norm=qk_norm, tied=tied)
     loaded, again = load_export(export(tmp_path / "hf", model, tmp_path / "tokenizer", tokenizer))
     ids = torch.tensor([[tokenizer.bos, *tokenizer.encode("Some text to read.")]])
     assert again.digest == tokenizer.digest and loaded.config == model.config

@@ -73,8 +73,8 @@ class Trunk(contextlib.nullcontext):
         self.path = path
 
 
-def make_model(seed: int = 0) -> Transformer:
-    return Transformer.fresh(CONFIG, seed)
+def make_model(seed: int = 0, **changes: Any) -> Transformer:
+    return Transformer.fresh(dataclasses.replace(CONFIG, **changes), seed)
 
 
 def validate(model: Transformer) -> dict[str, Any]:

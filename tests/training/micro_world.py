@@ -45,7 +45,8 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     worlds._POLL = (job["poll"],) * 2 if "poll" in job else POLL
     world = init_world(job["strategy"], device="cpu", timeout_s=job.get("timeout", TIMEOUT), main=main)
     # Weights come from the main process, whatever the others begin with.
-    model, rows, here = micro.make_model(seed=0 if main else 7), [], job.get("at", {}).get(str(rank), {})
+    model = micro.make_model(seed=0 if main else 7, tied_embeddings=job.get("tied", True))
+    rows, here = [], job.get("at", {}).get(str(rank), {})
     steps, scored = 0, []
 
     def on_resume(tokens: int) -> None:

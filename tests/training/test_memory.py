@@ -32,6 +32,7 @@ DEFAULT = ModelConfig(4096, 5, 192, 6, 2, 32, 512, 256, 1e4, 1e-6, False)
 SMALL = ModelConfig(1024, 4, 128, 4, 2, 32, 352, 128, 1e4, 1e-6, False)
 DEEP = ModelConfig(512, 6, 256, 4, 4, 64, 704, 1024, 1e4, 1e-6, True)
 LARGE = ModelConfig(8192, 8, 384, 6, 2, 64, 1024, 512, 1e4, 1e-6, True)
+UNTIED = ModelConfig(8192, 5, 256, 8, 4, 32, 704, 256, 1e4, 1e-6, True, False)
 WIDE = ModelConfig(16384, 5, 512, 8, 4, 64, 1408, 512, 1e4, 1e-6, False)
 
 SHAPES = {
@@ -43,6 +44,9 @@ SHAPES = {
     "2.8M, replicas, Muon": (DEFAULT, StepFootprint(2, 256, "fp32", 4, 1, accumulates=False, optimizer="muon"), 8),
     "24M, 512 tokens, Muon": (WIDE, StepFootprint(1, 512, "fp32", accumulates=False, optimizer="muon"), 1),
     "15M, 512 tokens, the best kept": (LARGE, StepFootprint(1, 512, "fp32", accumulates=False, keeps_best=True), 1),
+    "8M, an output matrix of its own": (UNTIED, StepFootprint(1, 256, "fp32", accumulates=False), 1),
+    "8M, the same, accumulation": (UNTIED, StepFootprint(1, 256, "fp32"), 2),
+    "8M, the same, Muon, replicas": (UNTIED, StepFootprint(2, 256, "fp32", 4, 1, False, optimizer="muon"), 8),
     "24M, 512 tokens, checkpointing": (WIDE, StepFootprint(1, 512, "fp32", accumulates=False, checkpointing=True), 1),
     "5M, 1024 tokens, checkpointing": (DEEP, StepFootprint(2, 1024, "fp32", documents=False, checkpointing=True), 4),
 }

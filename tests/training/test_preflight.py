@@ -30,8 +30,9 @@ def batch():
     return probe_batch(micro.CountingSampler().batch(0, 128), True)
 
 
-def test_a_sound_model_passes_unchanged(batch):
-    model = micro.make_model()
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_sound_model_passes_unchanged(batch, tied):
+    model = micro.make_model(tied_embeddings=tied)
     before = [weight.detach().clone() for weight in model.parameters()]
     state = torch.get_rng_state()
     facts = preflight(model, batch)
@@ -46,10 +47,11 @@ def fails(gate, model, batch):
     assert error.value.gate == gate
 
 
-def test_wrong_initialisation(batch):
-    model = micro.make_model()
+@pytest.mark.parametrize(("tied", "factor"), [(True, 20), (False, 400)])
+def test_wrong_initialisation(batch, tied, factor):
+    model = micro.make_model(tied_embeddings=tied)
     with torch.no_grad():
-        model.head_weight.mul_(20)
+        model.head_weight.mul_(factor)
     fails("initial loss", model, batch)
     assert preflight(model, batch, fresh=False)["initial_loss"] > 5
 
@@ -111,10 +113,11 @@ def test_targets_that_are_not_the_next_ids(batch, shift):
     preflight(micro.make_model(), Targets(ids[:, :16], None, torch.arange(16), ids[0, 1:17]))
 
 
-def test_a_residual_stream_that_is_not_damped(batch):
-    config = ModelConfig(512, 5, 192, 6, 2, 32, 512, 16, 1e4, 1e-6, False)
+@pytest.mark.parametrize(("tied", "most"), [(True, 2.5), (False, 1.02)])
+def test_a_residual_stream_that_is_not_damped(batch, tied, most):
+    config = ModelConfig(512, 5, 192, 6, 2, 32, 512, 16, 1e4, 1e-6, False, tied)
     model = Transformer.fresh(config, 0)
-    assert 1.0 < preflight(model, batch)["residual_growth"] < 2.5
+    assert 1.0 < preflight(model, batch)["residual_growth"] < most
     with torch.no_grad():
         for block in model.model.layers:
             block.self_attn.o_proj.weight *= 10**0.5

@@ -43,14 +43,14 @@ def test_shapes():
         assert all(a >= b for a, b in zip(rates, rates[1:], strict=False))
 
 
-def test_only_matrices_decay():
-    model = micro.make_model()
+@pytest.mark.parametrize("tied", [True, False])
+def test_only_matrices_decay(tied):
+    model = micro.make_model(tied_embeddings=tied)
     groups = Optimizer(model, micro.ADAMW).optimizers[0].groups
     decayed = {name for name, _ in model.named_parameters() if name.endswith("_proj.weight")}
     assert [rate for _, rate in groups] == [0.1, 0.0]
     assert set(groups[0][0]) == decayed
     assert set(groups[1][0]) == {name for name, _ in model.named_parameters()} - decayed
-    assert not decays("model.embed_tokens.weight", model.head_weight)
 
 
 def test_half_width_master_weights_are_refused():
@@ -229,8 +229,9 @@ def test_muon_matrix_by_matrix_is_muon_for_any_number_of_threads():
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(together, one, strict=True))
 
 
-def test_with_muon_every_weight_has_one_optimiser():
-    model = micro.make_model()
+@pytest.mark.parametrize("tied", [True, False])
+def test_with_muon_every_weight_has_one_optimiser(tied):
+    model = micro.make_model(tied_embeddings=tied)
     optimizer = Optimizer(model, dataclasses.replace(micro.ADAMW, name="muon"))
     keys = {name.rpartition(".")[::2] for name in optimizer.tensors()}
     for name, weight in model.named_parameters():

@@ -46,6 +46,12 @@ def test_head_width_is_free_with_qk_norm():
     assert made("model", heads=4, kv_heads=2, head_dim=64, qk_norm=True).config(512).head_dim == 64
 
 
+def test_embeddings_are_tied_unless_asked_otherwise():
+    values = {name: value for name, value in VALUES["model"].items() if name != "tied_embeddings"}
+    assert build(ModelParams, values, "model").config(512).tied_embeddings
+    assert not made("model", tied_embeddings=False).config(512).tied_embeddings
+
+
 def test_vocabulary_size_comes_from_the_tokenizer():
     assert made("model", vocab_size=None).config(4096).vocab_size == 4096
     with pytest.raises(ParamsError, match=r"model.vocab_size: 32000 asked for, the tokenizer has 4096"):

@@ -24,8 +24,9 @@ def vitals_of(model):
     return Vitals(model, Meter(torch.device("cpu")), "fp32", 160)
 
 
-def test_values_by_hand():
-    config = dataclasses.replace(micro.CONFIG, layers=1)
+@pytest.mark.parametrize("tied", [True, False])
+def test_values_by_hand(tied):
+    config = dataclasses.replace(micro.CONFIG, layers=1, tied_embeddings=tied)
     model = Transformer.fresh(config, 0)
     with torch.no_grad():
         model.head_weight[3] *= 10  # one of 23 ids seen
@@ -37,7 +38,7 @@ def test_values_by_hand():
     assert told["vitals.embedding_spread"] == pytest.approx(float(norms[21] / norms[11]))
     assert told["vitals.final_norm_gain"] == 7.0
     with torch.no_grad():
-        x = F.embedding(torch.from_numpy(IDS[:1, :16]), model.head_weight)
+        x = F.embedding(torch.from_numpy(IDS[:1, :16]), model.model.embed_tokens.weight)
         block = model.model.layers[0]
         h = block.input_layernorm(x)
         table = rotary_table(config, 16)

@@ -98,6 +98,10 @@ def one(root):
             patch.setattr(micro, "ADAMW", dataclasses.replace(micro.ADAMW, name="muon"))
             model, result = micro.run(root / f"muon-{masked}", micro.CountingSampler(masked))
         results["muon", masked] = (flat(model), result)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(micro, "CONFIG", dataclasses.replace(micro.CONFIG, tied_embeddings=False))
+        model, result = micro.run(root / "one-untied")
+    results["untied"] = (flat(model), result)
     results["near"] = results[False][1].validations[2]["scores"]["score"]
     results["best"] = flat(micro.run(root / "best", selection_key=micro.near(results["near"]))[0])
     for strategy in ("ddp", "fsdp", "nobody"):
@@ -119,6 +123,8 @@ JOBS = {
     "fsdp masked": {"strategy": "fsdp", "masked": True, "main": 1},
     "fsdp one row": {"strategy": "fsdp", "settings": {"micro_batch_rows": 1}},
     "fsdp stopped": {"strategy": "fsdp", "at": {"1": {"stop": 9}}},
+    "ddp untied": {"strategy": "ddp", "tied": False},
+    "fsdp untied": {"strategy": "fsdp", "tied": False},
     "ddp muon": {"strategy": "ddp", "optimizer": "muon"},
     "fsdp muon": {"strategy": "fsdp", "optimizer": "muon"},
 }
@@ -157,7 +163,7 @@ def check(answers, main, expected, first_step=1):
 
 
 @pytest.mark.parametrize(
-    ("name", "main", "masked"),
+    ("name", "main", "expected"),
     [
         ("ddp", 0, False),
         ("ddp masked", 1, True),
@@ -166,10 +172,12 @@ def check(answers, main, expected, first_step=1):
         ("fsdp", 0, False),
         ("fsdp masked", 1, True),
         ("fsdp one row", 0, False),
+        ("ddp untied", 0, "untied"),
+        ("fsdp untied", 0, "untied"),
     ],
 )
-def test_two_processes_give_the_result_of_one(one, two, name, main, masked):
-    check(two[name], main, one[masked])
+def test_two_processes_give_the_result_of_one(one, two, name, main, expected):
+    check(two[name], main, one[expected])
 
 
 def test_the_main_process_ends_no_group_before_every_other_one_has_seen_its_last_word(one, two):
