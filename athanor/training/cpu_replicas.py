@@ -99,7 +99,9 @@ class CpuReplicas:
 
     def parallel_map(self, function: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
         """Results of `function` for all items in order, each on one core; for replicas that run side by side."""
-        return list(self._pool.map(function, items))
+        futures = [self._pool.submit(function, item) for item in items]
+        wait(futures)  # see `backward`
+        return [future.result() for future in futures]
 
 
 def _share(model: Transformer) -> Transformer:
