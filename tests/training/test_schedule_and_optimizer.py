@@ -26,7 +26,13 @@ WSD = Schedule("wsd", 0.02, 0.001, 1000, 4000, 20000)
 COSINE = Schedule("cosine", 0.02, 0.001, 1000, 4000, 20000)
 
 
-ENDS = [WSD, COSINE, dataclasses.replace(WSD, final=0.0), dataclasses.replace(WSD, warmup_tokens=0)]
+ENDS = [
+    WSD,
+    dataclasses.replace(WSD, cooldown_shape="linear"),
+    COSINE,
+    dataclasses.replace(WSD, final=0.0),
+    dataclasses.replace(WSD, warmup_tokens=0),
+]
 
 
 @pytest.mark.parametrize("schedule", ENDS)
@@ -39,6 +45,8 @@ def test_ends_are_exact(schedule):
 def test_shapes():
     assert WSD.lr_at(500) == 0.01 and WSD.lr_at(1000) == WSD.lr_at(16000) == 0.02
     assert WSD.lr_at(17000) == pytest.approx(0.001 + 0.019 * 0.5)  # 1 - sqrt(1/4)
+    linear = dataclasses.replace(WSD, cooldown_shape="linear")
+    assert linear.lr_at(16000) == 0.02 and linear.lr_at(17000) == pytest.approx(0.001 + 0.019 * 0.75)
     assert COSINE.lr_at(10500) == pytest.approx(0.0105)
     for schedule in (WSD, COSINE):
         rates = [schedule.lr_at(tokens) for tokens in range(1000, 20001, 50)]
@@ -49,9 +57,9 @@ def test_only_matrices_decay():
     model = micro.make_model()
     groups = Optimizer(model, micro.ADAMW).optimizers[0].groups
     decayed = {name for name, _ in model.named_parameters() if name.endswith("_proj.weight")}
-    assert [rate for _, rate in groups] == [0.1, 0.0]
-    assert set(groups[0][0]) == decayed
-    assert set(groups[1][0]) == {name for name, _ in model.named_parameters()} - decayed
+    assert groups.keys() == {(0.1, 1.0), (0.0, 1.0)}
+    assert set(groups[0.1, 1.0]) == decayed
+    assert set(groups[0.0, 1.0]) == {name for name, _ in model.named_parameters()} - decayed
     assert not decays("model.embed_tokens.weight", model.head_weight)
 
 
@@ -71,7 +79,8 @@ def test_weights_and_moments_are_those_of_torch():
     mine = Optimizer(ours, micro.ADAMW)
     names = dict(theirs.named_parameters())
     groups = [
-        {"params": [names[name] for name in group], "weight_decay": rate} for group, rate in mine.optimizers[0].groups
+        {"params": [names[name] for name in group], "weight_decay": rate}
+        for (rate, _), group in mine.optimizers[0].groups.items()
     ]
     reference = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=micro.ADAMW.eps, fused=True)
     for step in range(5):
@@ -87,6 +96,31 @@ def test_weights_and_moments_are_those_of_torch():
     state = {f"{name}.{key}": value for name, weight in names.items() for key, value in reference.state[weight].items()}
     assert mine.tensors().keys() == state.keys()
     assert all(torch.equal(tensor, state[name]) for name, tensor in mine.tensors().items())
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_embedding_and_head_have_rates_of_their_own(name):
+    """An output matrix of its own is no matrix of a block, either."""
+
+    class Untied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed_tokens, self.lm_head = torch.nn.Embedding(8, 4), torch.nn.Linear(4, 8, bias=False)
+            self.norm = torch.nn.LayerNorm(4, bias=False)
+
+    settings = dataclasses.replace(micro.ADAMW, name=name, weight_decay=0.0)
+    moves = []
+    for factors in ((1.0, 1.0), (0.5, 3.0)):
+        torch.manual_seed(0)
+        model = Untied()
+        before = [weight.detach().clone() for weight in model.parameters()]
+        factors = dict(zip(("embedding_lr_factor", "head_lr_factor"), factors, strict=True))
+        optimizer = Optimizer(model, dataclasses.replace(settings, **factors))
+        give_gradients(model, 1)
+        optimizer.step_unless(torch.tensor(False), 0.001)
+        after = [weight.detach() for weight in model.parameters()]
+        moves.append([float((a - b).norm()) for a, b in zip(after, before, strict=True)])
+    assert [b / a for a, b in zip(*moves, strict=True)] == pytest.approx([0.5, 3.0, 1.0], rel=1e-3)
 
 
 def test_a_parameter_without_a_gradient_is_left_alone():
