@@ -16,7 +16,7 @@ from athanor.training.muon import Muon, ParallelMap, ShardedParams
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """`name`: adamw, or muon for matrices with AdamW for the rest. `momentum` is Muon's, the others are AdamW's.
+    """`name`: adamw, or muon for matrices with AdamW for the rest. `momentum` and `variance_beta` are Muon's, the others are AdamW's.
 
     The factors are times the learning rate.
     """
@@ -29,13 +29,14 @@ class OptimizerSettings:
     momentum: float = 0.95
     embedding_lr_factor: float = 1.0
     head_lr_factor: float = 1.0
+    variance_beta: float = 0.0
 
     @classmethod
     def of(cls, params: Any) -> OptimizerSettings:
         """From the parameters of a stage that trains."""
         adamw = (params.beta1, params.beta2, params.eps, params.weight_decay)
         factors = (params.embedding_lr_factor, params.head_lr_factor)
-        return cls(*adamw, params.optimizer, params.muon_momentum, *factors)
+        return cls(*adamw, params.optimizer, params.muon_momentum, *factors, params.muon_variance_beta)
 
     def lr_factor(self, name: str) -> float:
         """Of a weight that AdamW changes. A tied output matrix is the embedding."""
@@ -80,7 +81,8 @@ class Optimizer:
             inside = {name: weight for name, weight in self.weights.items() if "lm_head" not in name}
             matrices = {name: weight for name, weight in inside.items() if decays(name, weight)}
             others = {name: weight for name, weight in self.weights.items() if name not in matrices}
-            muon = Muon(matrices, settings.momentum, settings.weight_decay, parallel_map, sharded)
+            rates = (settings.momentum, settings.weight_decay)
+            muon = Muon(matrices, *rates, parallel_map, sharded, settings.variance_beta)
             self.optimizers = [muon, AdamW(others, settings)]
 
     def step_unless(self, skip: Tensor, lr: float) -> None:

@@ -98,7 +98,10 @@ def one(root):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(micro, "ADAMW", dataclasses.replace(micro.ADAMW, name="muon"))
             model, result = micro.run(root / f"muon-{masked}", micro.CountingSampler(masked))
-        results["muon", masked] = (flat(model), result)
+            results["muon", masked] = (flat(model), result)
+            patch.setattr(micro, "ADAMW", dataclasses.replace(micro.ADAMW, variance_beta=0.9))
+            model, result = micro.run(root / f"even-{masked}", micro.CountingSampler(masked))
+            results["even", masked] = (flat(model), result)
     results["near"] = results[False][1].validations[2]["scores"]["score"]
     results["best"] = flat(micro.run(root / "best", selection_key=micro.near(results["near"]))[0])
     for strategy in ("ddp", "fsdp", "nobody"):
@@ -122,6 +125,7 @@ JOBS = {
     "fsdp stopped": {"strategy": "fsdp", "at": {"1": {"stop": 9}}},
     "ddp muon": {"strategy": "ddp", "optimizer": "muon"},
     "fsdp muon": {"strategy": "fsdp", "optimizer": "muon"},
+    "fsdp even": {"strategy": "fsdp", "optimizer": "muon", "options": {"variance_beta": 0.9}},
 }
 
 
@@ -185,6 +189,7 @@ def test_muon_works_on_whole_matrices_however_they_are_divided(one, two, odd):
     """Of 8, 16 and 32 rows, in two parts and in three."""
     check(two["ddp muon"], 0, one["muon", False], close=CLOSE_MUON)
     check(two["fsdp muon"], 0, one["muon", False], close=CLOSE_MUON)
+    check(two["fsdp even"], 0, one["even", False], close=CLOSE_MUON)
     check(odd["muon"], 2, one["muon", True], close=CLOSE_MUON)
 
 
