@@ -13,10 +13,12 @@ from torch.optim.adamw import adamw
 from athanor.base.errors import InputError
 from athanor.training.muon import Muon, ParallelMap, ShardedParams
 
+FIRST_MOMENTUM = 0.85  # of Muon's warm-up
+
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """`name`: adamw, or muon for matrices with AdamW for the rest. `momentum` and `variance_beta` are Muon's, the others are AdamW's.
+    """`name`: adamw, or muon for matrices with AdamW for the rest. `momentum*` and `variance_beta` are Muon's, the others are AdamW's.
 
     The factors are times the learning rate.
     """
@@ -30,13 +32,21 @@ class OptimizerSettings:
     embedding_lr_factor: float = 1.0
     head_lr_factor: float = 1.0
     variance_beta: float = 0.0
+    momentum_warmup_tokens: int = 0
 
     @classmethod
     def of(cls, params: Any) -> OptimizerSettings:
         """From the parameters of a stage that trains."""
         adamw = (params.beta1, params.beta2, params.eps, params.weight_decay)
         factors = (params.embedding_lr_factor, params.head_lr_factor)
-        return cls(*adamw, params.optimizer, params.muon_momentum, *factors, params.muon_variance_beta)
+        muon = (params.muon_variance_beta, params.muon_momentum_warmup_tokens)
+        return cls(*adamw, params.optimizer, params.muon_momentum, *factors, *muon)
+
+    def momentum_at(self, tokens: int | None) -> float:
+        """Muon's momentum in the step that ends at `tokens`; None: past the warm-up."""
+        if tokens is None or tokens >= self.momentum_warmup_tokens:
+            return self.momentum
+        return FIRST_MOMENTUM + (self.momentum - FIRST_MOMENTUM) * tokens / self.momentum_warmup_tokens
 
     def lr_factor(self, name: str) -> float:
         """Of a weight that AdamW changes. A tied output matrix is the embedding."""
@@ -70,7 +80,7 @@ class Optimizer:
         parallel_map: ParallelMap | None = None,
         sharded: ShardedParams | None = None,
     ) -> None:
-        self.weights = dict(model.named_parameters())
+        self.settings, self.weights = settings, dict(model.named_parameters())
         for name, weight in self.weights.items():
             if weight.dtype != torch.float32:
                 raise InputError(
@@ -85,9 +95,14 @@ class Optimizer:
             muon = Muon(matrices, *rates, parallel_map, sharded, settings.variance_beta)
             self.optimizers = [muon, AdamW(others, settings)]
 
-    def step_unless(self, skip: Tensor, lr: float) -> None:
-        """One update at learning rate `lr`, or nothing at all where `skip` is true; decided on the device."""
+    def step_unless(self, skip: Tensor, lr: float, tokens: int | None = None) -> None:
+        """One update at learning rate `lr`, or nothing at all where `skip` is true; decided on the device.
+
+        `tokens` that are trained on after it; None: past the warm-up of momentum.
+        """
         for optimizer in self.optimizers:
+            if isinstance(optimizer, Muon):
+                optimizer.momentum = self.settings.momentum_at(tokens)
             optimizer.step_unless(skip, lr)
 
     def tensors(self) -> dict[str, Tensor]:

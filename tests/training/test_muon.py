@@ -100,6 +100,20 @@ def test_muon_leaves_matrices_without_a_gradient_alone():
     assert [name for name, state in muon.tensors().items() if not state.any()] == [f"{lonely}.momentum"]
 
 
+def test_momentum_grows_to_its_value():
+    settings = dataclasses.replace(micro.ADAMW, name="muon", momentum_warmup_tokens=1000)
+    assert [settings.momentum_at(tokens) for tokens in (0, 500, 1000, 9000, None)] == pytest.approx(
+        [0.85, 0.9, 0.95, 0.95, 0.95]
+    )
+    assert micro.ADAMW.momentum_at(0) == 0.95
+    model = micro.make_model()
+    optimizer = Optimizer(model, settings)
+    for weight in model.parameters():
+        weight.grad = torch.ones_like(weight)
+    optimizer.step_unless(torch.tensor(False), 0.1, 500)
+    assert float(optimizer.tensors()["model.layers.0.mlp.up_proj.weight.momentum"][0, 0]) == pytest.approx(0.1)
+
+
 def test_with_muon_every_weight_has_one_optimiser():
     model = micro.make_model()
     optimizer = Optimizer(model, dataclasses.replace(micro.ADAMW, name="muon"))
