@@ -34,7 +34,7 @@ SHARDS, TOKENIZER, OUT = Path("data/shards"), Path("models/tokenizer"), Path("mo
 # They shape what is shown or how long it takes, never the weights or a metric.
 NOT_IN_RESULT = ("sample_every_tokens", "sample_prompts")
 # They shape the cooldown of a wsd run and nothing before it.
-NOT_IN_TRUNK = ("tokens", "cooldown_fraction", "final_lr_fraction")
+NOT_IN_TRUNK = ("tokens", "cooldown_fraction", "cooldown_shape", "final_lr_fraction")
 
 
 def prepare(run: Run, params: PretrainParams) -> Prepared:
@@ -44,7 +44,8 @@ def prepare(run: Run, params: PretrainParams) -> Prepared:
     config = run.params("model", ModelParams).config(vocabulary.size)
     total = round_down_to_steps(params.tokens, params.batch_tokens)
     final_lr, cooldown_tokens = params.lr * params.final_lr_fraction, int(total * params.cooldown_fraction)
-    schedule = Schedule(params.schedule, params.lr, final_lr, params.warmup_tokens, cooldown_tokens, total)
+    ends = (params.warmup_tokens, cooldown_tokens, total)
+    schedule = Schedule(params.schedule, params.lr, final_lr, *ends, params.cooldown_shape)
     wsd, batch_tokens = params.schedule == "wsd", params.batch_tokens
     # Where the trunk ends: the first step that ends with a lower rate.
     cooldown_start = min(schedule.cooldown_start, total - batch_tokens) // batch_tokens * batch_tokens if wsd else None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,8 @@ from athanor.model.transformer import Transformer
 
 MAX_REPLICAS = 8
 _GRADIENT_BYTES = 1 << 30  # that all replicas together may hold
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 
 
 def replica_count(config: ModelConfig, device: torch.device) -> int:
@@ -79,15 +82,26 @@ class CpuReplicas:
         futures = [self._pool.submit(run, index) for index in range(active)]
         wait(futures)  # all of them, also when one fails: a step that is tried again must find the replicas idle
         losses = [future.result() for future in futures]
-        sums = [weight.grad for weight in self.model.parameters()]
-        for replica in self.models[1:active]:
-            torch._foreach_add_(sums, [weight.grad for weight in replica.parameters()])
-            replica.zero_grad(set_to_none=True)
+        self._add_up(active)
         return torch.stack(losses, -1).sum(-1)
 
-    def parallel_map(self, function: Callable[[Tensor], Tensor], items: Sequence[Tensor]) -> list[Tensor]:
+    def _add_up(self, active: int) -> None:
+        """Add the gradients of the first `active` replicas up in the model's, a share of the weights on each core."""
+        gradients = [[weight.grad for weight in replica.parameters()] for replica in self.models[:active]]
+
+        def add(share: slice) -> None:
+            for others in gradients[1:]:
+                torch._foreach_add_(gradients[0][share], others[share])
+
+        self.parallel_map(add, [slice(start, None, self.count) for start in range(self.count)])
+        for replica in self.models[1:active]:
+            replica.zero_grad(set_to_none=True)
+
+    def parallel_map(self, function: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
         """Results of `function` for all items in order, each on one core; for replicas that run side by side."""
-        return list(self._pool.map(function, items))
+        futures = [self._pool.submit(function, item) for item in items]
+        wait(futures)  # see `backward`
+        return [future.result() for future in futures]
 
 
 def _share(model: Transformer) -> Transformer:

@@ -36,6 +36,7 @@ class FineTuning:
             int(total * params.warmup_fraction),
             int(total * params.cooldown_fraction),
             total,
+            params.cooldown_shape,
         )
 
     def execution_plan(self, machine: Any, world: World, execution: Choices, config: ModelConfig) -> ExecutionPlan:

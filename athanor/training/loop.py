@@ -200,10 +200,11 @@ class _Training:
             self.vitals.before(progress.step + 1)
             self.meter.begin_step()
             position = progress.step * settings.batch_tokens
-            lr = self.schedule.lr_at(position + settings.batch_tokens)
+            tokens = position + settings.batch_tokens
+            lr = self.schedule.lr_at(tokens)
             with self.meter.time("data"):
                 rows = self.recovery.batch(position)
-            scalars, count = self.recovery.step(rows, lr)
+            scalars, count = self.recovery.step(rows, lr, tokens)
             pending.append(scalars)
             progress.step += 1
             progress.supervised += count

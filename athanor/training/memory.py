@@ -27,7 +27,9 @@ from athanor.model.gpu_family import identify
 from athanor.model.kernels import BLOCK_TOKENS, CHUNK_ROWS, MAX_ROW_TOKENS
 from athanor.model.loss import Targets, training_loss
 from athanor.model.precision import autocast, rounds_products
+from athanor.model.rounded import fast_bf16
 from athanor.model.transformer import Transformer
+from athanor.training.muon import PIECE_ELEMENTS
 
 _FIXED_BYTES = 8 << 20  # small buffers
 # What an allocator takes beyond what is alive: glibc's heap keeps holes. With its mmap threshold fixed at 64 KiB,
@@ -197,16 +199,17 @@ def moment_bytes(config: ModelConfig, optimizer: str) -> int:
 
 
 def _update_bytes(config: ModelConfig, footprint: StepFootprint) -> float:
-    """Bytes that Muon holds while it steps: gradient and direction of every matrix, and those of the matrices at work.
+    """Bytes that Muon holds while it steps: gradient, factors, product and direction of the matrices at work.
 
     AdamW changes weights and moments where they are.
     """
     if footprint.optimizer != "muon":
         return 0.0
-    wide, narrow = max(config.dim, config.ffn_dim), min(config.dim, config.ffn_dim)
-    # Matrices that are orthogonalised at a time: one in each thread, or all of one shape.
-    working = footprint.parallel if footprint.replicas > 1 else config.layers
-    return 4.0 * (2 * block_weights(config) + working * (2 * wide * narrow + 2 * narrow * narrow))
+    matrix = config.dim * config.ffn_dim
+    elements = 2 * config.layers * matrix  # the gates and what they are multiplied with, which have one shape
+    if footprint.replicas > 1:  # a piece on each core
+        elements = min(elements, footprint.parallel * max(matrix, PIECE_ELEMENTS))
+    return elements * (12.0 if fast_bf16() else 18.0)
 
 
 def training_bytes(

@@ -2,42 +2,49 @@
 
 Jordan et al. 2024 (kellerjordan.github.io/posts/muon); the scale of the update
 is that of Liu et al. 2025 (arXiv:2502.16982), at which learning rate and weight
-decay mean the same as for AdamW, so both parts of a model share them.
+decay mean the same as for AdamW, so both parts of a model share them. Rows that
+are brought to one size are NorMuon (Li et al. 2025, arXiv:2510.05491).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-# The quintic of Jordan et al.: steep at zero, and every singular value ends between 0.7 and 1.2.
-_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-ITERATIONS = 5
+from athanor.model.rounded import factor, rounded
+
+# Polar Express (Amsel et al. 2025, arXiv:2505.16932): odd quintics of which each is the best after those before it,
+# for singular values from 1e-3 on, with room for what bf16 rounds.
+_QUINTICS = (
+    (8.156554524902461, -22.48329292557795, 15.878769915207462),
+    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+)
+_NORM_MARGIN = 1.01  # the norm of a rounded matrix may be a little above one
 _RMS = 0.2  # of an update's elements, as large as AdamW's usually are (Liu et al. 2025, section 2.2)
+PIECE_ELEMENTS = 1 << 19  # of matrices that one core updates together: about what its cache holds
 
 
-def orthogonal(x_BMN: Tensor, iterations: int = ITERATIONS) -> Tensor:
-    """The nearest matrices with singular values of about one, [B, M, N], by a Newton-Schulz iteration.
-
-    bf16 on accelerators, as the authors do it; on a CPU in the precision of the input.
-    """
-    dtype = x_BMN.dtype
-    x = x_BMN if x_BMN.device.type == "cpu" else x_BMN.bfloat16()
-    wide = x.shape[-2] <= x.shape[-1]
-    x = x if wide else x.transpose(1, 2)
-    x = x / (torch.linalg.vector_norm(x.float(), dim=(1, 2), keepdim=True) + 1e-7).to(x.dtype)
-    a, b, c = _COEFFICIENTS
-    for _ in range(iterations):
-        square = torch.bmm(x, x.transpose(1, 2))
-        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
-    return (x if wide else x.transpose(1, 2)).to(dtype)
+def orthogonal(x_BMN: Tensor) -> Tensor:
+    """The nearest matrices with singular values of about one, [B, M, N], by Newton-Schulz iterations in bf16."""
+    norm_B11 = torch.linalg.vector_norm(x_BMN, dim=(1, 2), keepdim=True)
+    x = factor(x_BMN / (norm_B11 * _NORM_MARGIN + 1e-7))
+    tall = x.shape[1] > x.shape[2]
+    for a, b, c in _QUINTICS:
+        square = rounded(torch.bmm(x.mT, x) if tall else torch.bmm(x, x.mT))
+        polynomial = rounded(torch.baddbmm(square, square, square, beta=b, alpha=c))
+        left, right = (x, polynomial) if tall else (polynomial, x)
+        x = rounded(torch.baddbmm(x, left, right, beta=a))
+    return x.to(x_BMN.dtype)
 
 
-# Applies a function to matrices, several at a time, and returns the results in order.
-ParallelMap = Callable[[Callable[[Tensor], Tensor], Sequence[Tensor]], list[Tensor]]
+# Applies a function to items, several at a time, and returns the results in order.
+ParallelMap = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
 
 
 class ShardedParams(Protocol):
@@ -47,13 +54,30 @@ class ShardedParams(Protocol):
     def shard_of(self, name: str, full: Tensor) -> Tensor: ...
 
 
+class Piece(NamedTuple):
+    """Matrices of one shape that are updated together, and their state, stacked."""
+
+    names: list[str]
+    shape: tuple[int, ...]  # of a whole matrix: equal in every process
+    momentum: Tensor
+    variance: Tensor | None  # of whole matrices in every process, [B, M, 1], or [B, 1, N] of wide ones
+
+    def only(self, index: int) -> Piece:
+        """One of the matrices, with its part of the same state."""
+        part = slice(index, index + 1)
+        variance = None if self.variance is None else self.variance[part]
+        return Piece(self.names[part], self.shape, self.momentum[part], variance)
+
+
 class Muon:
     """Nesterov momentum, made orthogonal, for the given matrices.
 
-    Layers of equal shape are updated together; with `parallel_map` each matrix
-    alone, several at the same time. The bits do not depend on the number of
-    cores. With `sharded`, weights are shards of matrices: one group is gathered
-    at a time, every process computes the same directions and keeps its shard.
+    Layers of equal shape are updated together; with `parallel_map` in pieces that
+    do not depend on the number of cores, and so neither do the bits. With
+    `sharded`, weights are shards of matrices: one group is gathered at a time,
+    every process computes the same directions and keeps its shard. With
+    `variance_beta`, rows of a direction are divided by the root of a running
+    mean of their mean square.
     """
 
     def __init__(
@@ -63,56 +87,90 @@ class Muon:
         weight_decay: float,
         parallel_map: ParallelMap | None = None,
         sharded: ShardedParams | None = None,
+        variance_beta: float = 0.0,
     ) -> None:
         self.weights, self.momentum, self.weight_decay = dict(weights), momentum, weight_decay
+        self.variance_beta = variance_beta
         self.parallel_map, self.sharded = parallel_map, sharded
-        self.buffers = {name: torch.zeros_like(weight.detach()) for name, weight in self.weights.items()}
-        self.groups: dict[tuple[int, ...], list[str]] = {}  # by the shape of the whole: equal in every process
-        for name, buffer in self.buffers.items():
-            shape = tuple(buffer.shape if sharded is None else sharded.gathered(name, buffer).shape)
-            self.groups.setdefault(shape, []).append(name)
+        groups: dict[tuple[int, ...], list[str]] = {}
+        for name, weight in self.weights.items():
+            shape = tuple((weight if sharded is None else sharded.gathered(name, weight.detach())).shape)
+            groups.setdefault(shape, []).append(name)
+        self.pieces: list[Piece] = []
+        for shape, group in groups.items():
+            size = len(group) if parallel_map is None else max(1, PIECE_ELEMENTS // (shape[0] * shape[1]))
+            for start in range(0, len(group), size):
+                names = group[start : start + size]
+                momentums = torch.stack([torch.zeros_like(self.weights[name].detach()) for name in names])
+                rows, columns = shape
+                sizes = (len(names), rows, 1) if rows >= columns else (len(names), 1, columns)
+                variance = momentums.new_zeros(sizes) if variance_beta else None
+                self.pieces.append(Piece(names, shape, momentums, variance))
 
     @torch.no_grad()
     def step_unless(self, skip: Tensor, lr: float) -> None:
         """One update at learning rate `lr`, or nothing at all where `skip` is true; decided on the device."""
-        keep = 1.0 - skip.float()
-        moving: list[tuple[tuple[int, ...], list[str], list[Tensor]]] = []
-        for shape, group in self.groups.items():
-            # An empty part has no gradient and yet belongs to a matrix that moves.
-            names = [name for name in group if self.weights[name].grad is not None or not self.weights[name].numel()]
-            if not names:
-                continue
-            gradients = [torch.where(skip, 0.0, self._gradient(name)) for name in names]
-            buffers = [self.buffers[name] for name in names]
-            # buffer + (1 - momentum)(gradient - buffer), or the buffer itself.
-            torch._foreach_lerp_(buffers, gradients, (1 - self.momentum) * keep)
-            torch._foreach_lerp_(gradients, buffers, self.momentum)
-            moving.append((shape, names, gradients))
-        directions = self._directions([(names, gradients) for _, names, gradients in moving])
-        for (shape, names, _), updates in zip(moving, directions, strict=True):
-            weights = [self.weights[name] for name in names]
-            torch._foreach_mul_(weights, 1 - keep * (lr * self.weight_decay))
-            torch._foreach_add_(weights, torch._foreach_mul(updates, keep * (-lr * _RMS * max(shape) ** 0.5)))
-
-    def _gradient(self, name: str) -> Tensor:
-        weight = self.weights[name]
-        return torch.zeros_like(weight) if weight.grad is None else weight.grad
-
-    def _directions(self, groups: list[tuple[list[str], list[Tensor]]]) -> Iterator[list[Tensor]]:
-        """The direction of every gradient, one group at a time; the full gradients of a group have one shape."""
-        if self.parallel_map is not None:
-            flat = [gradient for _, gradients in groups for gradient in gradients]
-            updates = iter(self.parallel_map(lambda gradient: orthogonal(gradient[None])[0], flat))
-            yield from ([next(updates) for _ in gradients] for _, gradients in groups)
+        if skip.device.type == "cpu" and bool(skip):  # where a look does not wait for anything
             return
-        for names, gradients in groups:
-            if self.sharded is None:
-                yield list(orthogonal(torch.stack(gradients)).unbind())
-                continue
-            gathered = [self.sharded.gathered(name, gradient) for name, gradient in zip(names, gradients, strict=True)]
-            directions = orthogonal(torch.stack(gathered)).unbind()
-            yield [self.sharded.shard_of(name, gradient) for name, gradient in zip(names, directions, strict=True)]
+
+        def update(piece: Piece) -> None:
+            self._update(piece, skip, lr)
+
+        if self.parallel_map is not None:
+            self.parallel_map(update, list(self._moving()))
+            return
+        for piece in self._moving():
+            update(piece)
+
+    def _moving(self) -> Iterator[Piece]:
+        """The pieces of which every matrix has a gradient, and single ones of the others."""
+        for piece in self.pieces:
+            # An empty part has no gradient and yet belongs to a matrix that moves.
+            ready = [self.weights[name].grad is not None or not self.weights[name].numel() for name in piece.names]
+            if all(ready):
+                yield piece
+            else:
+                yield from (piece.only(index) for index, moves in enumerate(ready) if moves)
+
+    @torch.no_grad()  # a mode of the thread
+    def _update(self, piece: Piece, skip: Tensor, lr: float) -> None:
+        weights, keep = [self.weights[name] for name in piece.names], 1.0 - skip.float()
+        gradients = torch.stack(
+            [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights]
+        )
+        if skip.device.type != "cpu":
+            gradients.masked_fill_(skip, 0.0)
+        # momentum + (1 - beta)(gradient - momentum), or the momentum itself.
+        piece.momentum.lerp_(gradients, (1 - self.momentum) * keep)
+        gradients.lerp_(piece.momentum, self.momentum)
+        directions = self._directions(piece, gradients, keep).mul_(keep * (-lr * _RMS * max(piece.shape) ** 0.5))
+        torch._foreach_mul_(weights, 1 - keep * (lr * self.weight_decay))
+        torch._foreach_add_(weights, directions.unbind())
+
+    def _directions(self, piece: Piece, gradients: Tensor, keep: Tensor) -> Tensor:
+        if self.sharded is None:
+            return self._even(piece, orthogonal(gradients), keep)
+        whole = [self.sharded.gathered(name, part) for name, part in zip(piece.names, gradients.unbind(), strict=True)]
+        directions = self._even(piece, orthogonal(torch.stack(whole)), keep)
+        parts = zip(piece.names, directions.unbind(), strict=True)
+        return torch.stack([self.sharded.shard_of(name, direction) for name, direction in parts])
+
+    def _even(self, piece: Piece, directions: Tensor, keep: Tensor) -> Tensor:
+        """Rows, or columns of wide matrices, of one size in the mean of many steps; each matrix keeps its norm."""
+        if piece.variance is None:
+            return directions
+        squares = directions.square().mean(2 if piece.variance.shape[2] == 1 else 1, keepdim=True)
+        piece.variance.lerp_(squares, (1 - self.variance_beta) * keep)
+        even = directions * piece.variance.clamp(min=1e-10).rsqrt()
+        before, after = (torch.linalg.vector_norm(matrix, dim=(1, 2), keepdim=True) for matrix in (directions, even))
+        return even.mul_(before / after.clamp(min=1e-10))
 
     def tensors(self) -> dict[str, Tensor]:
-        """The state as `<parameter>.momentum` tensors."""
-        return {f"{name}.momentum": buffer for name, buffer in self.buffers.items()}
+        """The state as `<parameter>.momentum` and `.variance` tensors, which are views of the stacks."""
+        return {
+            f"{name}.{key}": state
+            for piece in self.pieces
+            for key, states in (("momentum", piece.momentum), ("variance", piece.variance))
+            if states is not None
+            for name, state in zip(piece.names, states, strict=True)
+        }

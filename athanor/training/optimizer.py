@@ -13,10 +13,15 @@ from torch.optim.adamw import adamw
 from athanor.base.errors import InputError
 from athanor.training.muon import Muon, ParallelMap, ShardedParams
 
+FIRST_MOMENTUM = 0.85  # of Muon's warm-up
+
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """`name`: adamw, or muon for matrices with AdamW for the rest. `momentum` is Muon's, the others are AdamW's."""
+    """`name`: adamw, or muon for matrices with AdamW for the rest. `momentum*` and `variance_beta` are Muon's, the others are AdamW's.
+
+    The factors are times the learning rate.
+    """
 
     beta1: float
     beta2: float
@@ -24,12 +29,30 @@ class OptimizerSettings:
     weight_decay: float
     name: str = "adamw"
     momentum: float = 0.95
+    embedding_lr_factor: float = 1.0
+    head_lr_factor: float = 1.0
+    variance_beta: float = 0.0
+    momentum_warmup_tokens: int = 0
 
     @classmethod
     def of(cls, params: Any) -> OptimizerSettings:
         """From the parameters of a stage that trains."""
         adamw = (params.beta1, params.beta2, params.eps, params.weight_decay)
-        return cls(*adamw, params.optimizer, params.muon_momentum)
+        factors = (params.embedding_lr_factor, params.head_lr_factor)
+        muon = (params.muon_variance_beta, params.muon_momentum_warmup_tokens)
+        return cls(*adamw, params.optimizer, params.muon_momentum, *factors, *muon)
+
+    def momentum_at(self, tokens: int | None) -> float:
+        """Muon's momentum in the step that ends at `tokens`; None: past the warm-up."""
+        if tokens is None or tokens >= self.momentum_warmup_tokens:
+            return self.momentum
+        return FIRST_MOMENTUM + (self.momentum - FIRST_MOMENTUM) * tokens / self.momentum_warmup_tokens
+
+    def lr_factor(self, name: str) -> float:
+        """Of a weight that AdamW changes. A tied output matrix is the embedding."""
+        if "embed_tokens" in name:
+            return self.embedding_lr_factor
+        return self.head_lr_factor if "lm_head" in name else 1.0
 
 
 def decays(name: str, weight: Tensor) -> bool:
@@ -57,22 +80,29 @@ class Optimizer:
         parallel_map: ParallelMap | None = None,
         sharded: ShardedParams | None = None,
     ) -> None:
-        self.weights = dict(model.named_parameters())
+        self.settings, self.weights = settings, dict(model.named_parameters())
         for name, weight in self.weights.items():
             if weight.dtype != torch.float32:
                 raise InputError(
                     f"parameter {name} is {weight.dtype}; master weights must be float32", where="optimizer"
                 )
-        matrices = {name: weight for name, weight in self.weights.items() if decays(name, weight)}
-        others = {name: weight for name, weight in self.weights.items() if name not in matrices}
         self.optimizers: list[AdamW | Muon] = [AdamW(self.weights, settings)]
         if settings.name == "muon":
-            muon = Muon(matrices, settings.momentum, settings.weight_decay, parallel_map, sharded)
+            inside = {name: weight for name, weight in self.weights.items() if "lm_head" not in name}
+            matrices = {name: weight for name, weight in inside.items() if decays(name, weight)}
+            others = {name: weight for name, weight in self.weights.items() if name not in matrices}
+            rates = (settings.momentum, settings.weight_decay)
+            muon = Muon(matrices, *rates, parallel_map, sharded, settings.variance_beta)
             self.optimizers = [muon, AdamW(others, settings)]
 
-    def step_unless(self, skip: Tensor, lr: float) -> None:
-        """One update at learning rate `lr`, or nothing at all where `skip` is true; decided on the device."""
+    def step_unless(self, skip: Tensor, lr: float, tokens: int | None = None) -> None:
+        """One update at learning rate `lr`, or nothing at all where `skip` is true; decided on the device.
+
+        `tokens` that are trained on after it; None: past the warm-up of momentum.
+        """
         for optimizer in self.optimizers:
+            if isinstance(optimizer, Muon):
+                optimizer.momentum = self.settings.momentum_at(tokens)
             optimizer.step_unless(skip, lr)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -87,7 +117,7 @@ class Optimizer:
 
 
 class AdamW:
-    """AdamW over named weights, decayed and not, by torch's fused kernel on each parameter's device.
+    """AdamW over named weights, in groups of one weight decay and learning rate, by torch's fused kernel on each parameter's device.
 
     `torch.optim.AdamW` gives the same bytes, but loads torch's compiler when it is
     made, 1.0 to 1.7 s of every stage that trains; the function behind it does not.
@@ -98,11 +128,10 @@ class AdamW:
         self.steps = {name: torch.zeros((), device=weight.device) for name, weight in self.weights.items()}
         self.exp_avg = {name: torch.zeros_like(weight.detach()) for name, weight in self.weights.items()}
         self.exp_avg_sq = {name: torch.zeros_like(weight.detach()) for name, weight in self.weights.items()}
-        decayed = [name for name, weight in self.weights.items() if decays(name, weight)]
-        others = [name for name in self.weights if name not in set(decayed)]
-        self.groups = [
-            (names, weight_decay) for names, weight_decay in ((decayed, settings.weight_decay), (others, 0.0)) if names
-        ]
+        self.groups: dict[tuple[float, float], list[str]] = {}  # by weight decay and factor of the learning rate
+        for name, weight in self.weights.items():
+            rates = (settings.weight_decay if decays(name, weight) else 0.0, settings.lr_factor(name))
+            self.groups.setdefault(rates, []).append(name)
 
     @torch.no_grad()
     def step_unless(self, skip: Tensor, lr: float) -> None:
@@ -113,7 +142,7 @@ class AdamW:
         A parameter without a gradient is left alone too.
         """
         found_inf = skip.float()
-        for group, weight_decay in self.groups:
+        for (weight_decay, lr_factor), group in self.groups.items():
             names = [name for name in group if self.weights[name].grad is not None]
             adamw(
                 [self.weights[name] for name in names],
@@ -127,7 +156,7 @@ class AdamW:
                 amsgrad=False,
                 beta1=self.settings.beta1,
                 beta2=self.settings.beta2,
-                lr=lr,
+                lr=lr * lr_factor,
                 weight_decay=weight_decay,
                 eps=self.settings.eps,
                 maximize=False,

@@ -11,7 +11,8 @@ class Schedule:
     """Linear warmup to `peak`, then by `shape`:
 
     wsd: constant until `cooldown_tokens` before the end, then
-         final + (peak - final) · (1 - sqrt(share of the cooldown done)).
+         final + (peak - final) · (1 - sqrt(share of the cooldown done)),
+         or 1 - that share with `cooldown_shape` linear.
     cosine: half a cosine from peak to `final`.
 
     A step is given the rate at its end, so the first step already learns and
@@ -25,6 +26,7 @@ class Schedule:
     warmup_tokens: int
     cooldown_tokens: int
     total_tokens: int
+    cooldown_shape: str = "sqrt"
 
     @property
     def cooldown_start(self) -> int:
@@ -38,7 +40,10 @@ class Schedule:
         if tokens <= self.cooldown_start:
             return self.peak
         progress = min(1.0, (tokens - self.cooldown_start) / (self.total_tokens - self.cooldown_start))
-        remaining = 1 - math.sqrt(progress) if self.shape == "wsd" else (1 + math.cos(math.pi * progress)) / 2
+        if self.shape == "wsd":
+            remaining = 1 - (progress if self.cooldown_shape == "linear" else math.sqrt(progress))
+        else:
+            remaining = (1 + math.cos(math.pi * progress)) / 2
         return self.final + (self.peak - self.final) * remaining
 
 

@@ -265,7 +265,7 @@ def test_a_trunk_is_continued_up_to_the_cooldown(tmp_path, checkout, slot_facts)
     record(tmp_path, "killed", end=False)
     slot(tmp_path, slot_facts, run="killed")
     sections = {name: dict(values) for name, values in slot_facts["params"].items()}
-    for name in ("tokens", "cooldown_fraction", "final_lr_fraction"):
+    for name in ("tokens", "cooldown_fraction", "cooldown_shape", "final_lr_fraction"):
         del sections["pretrain"][name]
     slot(tmp_path, {**slot_facts, "params": sections, "part": "trunk"}, 10, 33, 60)
     assert begun(tmp_path, checkout) == 33  # 60 lies behind this run's cooldown

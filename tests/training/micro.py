@@ -27,6 +27,11 @@ from athanor.training.settings import LoopSettings
 
 CONFIG = ModelConfig(64, 2, 16, 4, 2, 4, 32, 16, 1e4, 1e-6, False)
 ADAMW = OptimizerSettings(0.9, 0.95, 1e-8, 0.1)
+OPTIONS: list[dict[str, Any]] = [
+    {"name": "adamw"},
+    {"name": "muon", "embedding_lr_factor": 2.0},
+    {"name": "muon", "variance_beta": 0.9, "momentum_warmup_tokens": 1664},  # past the moment of the tests' resume
+]
 SETTINGS = LoopSettings(
     total_tokens=24 * 128,
     batch_tokens=128,

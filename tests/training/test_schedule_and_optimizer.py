@@ -11,11 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from athanor.base.errors import InputError, Interrupted, ParamsError
+from athanor.base.errors import InputError, ParamsError
 from athanor.model.precision import LossScale, autocast
-from athanor.training.cpu_replicas import CpuReplicas
 from athanor.training.curve import MAX_ROWS, History
-from athanor.training.muon import Muon, orthogonal
 from athanor.training.optimizer import Optimizer, clip_gradients, decays
 from athanor.training.schedule import Schedule
 from tests.training import micro
@@ -24,7 +22,13 @@ WSD = Schedule("wsd", 0.02, 0.001, 1000, 4000, 20000)
 COSINE = Schedule("cosine", 0.02, 0.001, 1000, 4000, 20000)
 
 
-ENDS = [WSD, COSINE, dataclasses.replace(WSD, final=0.0), dataclasses.replace(WSD, warmup_tokens=0)]
+ENDS = [
+    WSD,
+    dataclasses.replace(WSD, cooldown_shape="linear"),
+    COSINE,
+    dataclasses.replace(WSD, final=0.0),
+    dataclasses.replace(WSD, warmup_tokens=0),
+]
 
 
 @pytest.mark.parametrize("schedule", ENDS)
@@ -37,6 +41,8 @@ def test_ends_are_exact(schedule):
 def test_shapes():
     assert WSD.lr_at(500) == 0.01 and WSD.lr_at(1000) == WSD.lr_at(16000) == 0.02
     assert WSD.lr_at(17000) == pytest.approx(0.001 + 0.019 * 0.5)  # 1 - sqrt(1/4)
+    linear = dataclasses.replace(WSD, cooldown_shape="linear")
+    assert linear.lr_at(16000) == 0.02 and linear.lr_at(17000) == pytest.approx(0.001 + 0.019 * 0.75)
     assert COSINE.lr_at(10500) == pytest.approx(0.0105)
     for schedule in (WSD, COSINE):
         rates = [schedule.lr_at(tokens) for tokens in range(1000, 20001, 50)]
@@ -48,9 +54,9 @@ def test_only_matrices_decay(tied):
     model = micro.make_model(tied_embeddings=tied)
     groups = Optimizer(model, micro.ADAMW).optimizers[0].groups
     decayed = {name for name, _ in model.named_parameters() if name.endswith("_proj.weight")}
-    assert [rate for _, rate in groups] == [0.1, 0.0]
-    assert set(groups[0][0]) == decayed
-    assert set(groups[1][0]) == {name for name, _ in model.named_parameters()} - decayed
+    assert groups.keys() == {(0.1, 1.0), (0.0, 1.0)}
+    assert set(groups[0.1, 1.0]) == decayed
+    assert set(groups[0.0, 1.0]) == {name for name, _ in model.named_parameters()} - decayed
 
 
 def test_half_width_master_weights_are_refused():
@@ -69,7 +75,8 @@ def test_weights_and_moments_are_those_of_torch():
     mine = Optimizer(ours, micro.ADAMW)
     names = dict(theirs.named_parameters())
     groups = [
-        {"params": [names[name] for name in group], "weight_decay": rate} for group, rate in mine.optimizers[0].groups
+        {"params": [names[name] for name in group], "weight_decay": rate}
+        for (rate, _), group in mine.optimizers[0].groups.items()
     ]
     reference = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=micro.ADAMW.eps, fused=True)
     for step in range(5):
@@ -85,6 +92,31 @@ def test_weights_and_moments_are_those_of_torch():
     state = {f"{name}.{key}": value for name, weight in names.items() for key, value in reference.state[weight].items()}
     assert mine.tensors().keys() == state.keys()
     assert all(torch.equal(tensor, state[name]) for name, tensor in mine.tensors().items())
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_embedding_and_head_have_rates_of_their_own(name):
+    """An output matrix of its own is no matrix of a block, either."""
+
+    class Untied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed_tokens, self.lm_head = torch.nn.Embedding(8, 4), torch.nn.Linear(4, 8, bias=False)
+            self.norm = torch.nn.LayerNorm(4, bias=False)
+
+    settings = dataclasses.replace(micro.ADAMW, name=name, weight_decay=0.0)
+    moves = []
+    for factors in ((1.0, 1.0), (0.5, 3.0)):
+        torch.manual_seed(0)
+        model = Untied()
+        before = [weight.detach().clone() for weight in model.parameters()]
+        factors = dict(zip(("embedding_lr_factor", "head_lr_factor"), factors, strict=True))
+        optimizer = Optimizer(model, dataclasses.replace(settings, **factors))
+        give_gradients(model, 1)
+        optimizer.step_unless(torch.tensor(False), 0.001)
+        after = [weight.detach() for weight in model.parameters()]
+        moves.append([float((a - b).norm()) for a, b in zip(after, before, strict=True)])
+    assert [b / a for a, b in zip(*moves, strict=True)] == pytest.approx([0.5, 3.0, 1.0], rel=1e-3)
 
 
 def test_a_parameter_without_a_gradient_is_left_alone():
@@ -127,10 +159,10 @@ def test_clipping_returns_the_norm_before():
     assert torch.equal(weights[0].grad, kept)
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_a_skipped_step_changes_nothing(name):
+@pytest.mark.parametrize("options", micro.OPTIONS)
+def test_a_skipped_step_changes_nothing(options):
     model = micro.make_model()
-    optimizer = Optimizer(model, dataclasses.replace(micro.ADAMW, name=name))
+    optimizer = Optimizer(model, dataclasses.replace(micro.ADAMW, **options))
     give_gradients(model, 1)
     optimizer.step_unless(torch.tensor(False), 0.1)
     state = {name: tensor.clone() for name, tensor in optimizer.tensors().items()}
@@ -176,75 +208,3 @@ def test_curve_is_bounded_and_survives_a_resume(steps):
         assert rows[2]["loss"] is None and rows[1]["loss"] == 0.5
     if steps == 3 * MAX_ROWS + 5:
         assert rows[0]["loss"] == pytest.approx((1 + 1 / 2 + 1 / 4) / 3)
-
-
-# -- Muon ---------------------------------------------------------------------
-
-
-def matrices(model):
-    return {name: weight for name, weight in model.named_parameters() if decays(name, weight)}
-
-
-def test_muon_is_torchs():
-    """torch rounds to bf16 on the way; the update is the same but for that."""
-    ours, theirs = matrices(micro.make_model()), matrices(micro.make_model())
-    mine = Muon(ours, 0.95, 0.1)
-    reference = torch.optim.Muon(
-        theirs.values(), lr=0.02, momentum=0.95, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
-    )
-    start = {name: weight.detach().clone() for name, weight in ours.items()}
-    for _ in range(4):
-        for name in ours:
-            ours[name].grad = torch.randn_like(ours[name])
-            theirs[name].grad = ours[name].grad.clone()
-        mine.step_unless(torch.tensor(False), 0.02)
-        reference.step()
-    for name, weight in ours.items():
-        moved = (theirs[name] - start[name]).norm()
-        assert (weight - theirs[name]).norm() < 0.02 * moved and moved > 0, name
-
-
-def test_muon_brings_singular_values_to_about_one():
-    for shape in ((3, 8, 40), (2, 40, 8), (1, 16, 16)):
-        values = torch.linalg.svdvals(orthogonal(torch.randn(shape)))
-        assert 0.3 < float(values.min()) and float(values.max()) < 1.3
-    assert bool(torch.isfinite(orthogonal(torch.zeros(1, 4, 4))).all())
-
-
-def test_muon_matrix_by_matrix_is_muon_for_any_number_of_threads():
-    """Four steps: bits are those of one thread, and up to rounding those of whole groups at once."""
-    ends = []
-    for threads in (0, 1, 2, 3):
-        weights = matrices(micro.make_model())
-        draw = torch.Generator().manual_seed(1)
-        with CpuReplicas(micro.make_model(), max(1, threads)) as replicas:
-            muon = Muon(weights, 0.95, 0.1, replicas.parallel_map if threads else None)
-            for _ in range(4):
-                for weight in weights.values():
-                    weight.grad = torch.randn(weight.shape, generator=draw)
-                muon.step_unless(torch.tensor(False), 0.02)
-        ends.append([weight.detach() for weight in weights.values()])
-    together, one, two, three = ends
-    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(one, two, three, strict=True))
-    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(together, one, strict=True))
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_with_muon_every_weight_has_one_optimiser(tied):
-    model = micro.make_model(tied_embeddings=tied)
-    optimizer = Optimizer(model, dataclasses.replace(micro.ADAMW, name="muon"))
-    keys = {name.rpartition(".")[::2] for name in optimizer.tensors()}
-    for name, weight in model.named_parameters():
-        mine = {key for parameter, key in keys if parameter == name}
-        assert mine == ({"momentum"} if decays(name, weight) else {"step", "exp_avg", "exp_avg_sq"})
-
-
-def test_muon_learns_and_resumes(tmp_path, monkeypatch):
-    monkeypatch.setattr(micro, "ADAMW", dataclasses.replace(micro.ADAMW, name="muon"))
-    whole = micro.run(tmp_path / "a")
-    assert whole[1].curve[-1]["loss"] < whole[1].curve[0]["loss"] - 1
-    calls = []
-    stop = {"should_stop": lambda: calls.append(1) or len(calls) == 10}
-    with pytest.raises(Interrupted):
-        micro.run(tmp_path / "b", hooks=stop)
-    assert micro.outcome(*micro.run(tmp_path / "b")) == micro.outcome(*whole)

@@ -29,6 +29,7 @@ from tests.training import micro
 
 ROOT = Path(__file__).resolve().parents[2]
 CLOSE = 1e-5
+CLOSE_MUON = 0.01  # of sums in another order some round to another bf16 number, by which the next steps differ
 LIMIT = 600.0  # s; a start takes 3 s on an idle machine
 
 
@@ -97,7 +98,10 @@ def one(root):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(micro, "ADAMW", dataclasses.replace(micro.ADAMW, name="muon"))
             model, result = micro.run(root / f"muon-{masked}", micro.CountingSampler(masked))
-        results["muon", masked] = (flat(model), result)
+            results["muon", masked] = (flat(model), result)
+            patch.setattr(micro, "ADAMW", dataclasses.replace(micro.ADAMW, variance_beta=0.9))
+            model, result = micro.run(root / f"even-{masked}", micro.CountingSampler(masked))
+            results["even", masked] = (flat(model), result)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(micro, "CONFIG", dataclasses.replace(micro.CONFIG, tied_embeddings=False))
         model, result = micro.run(root / "one-untied")
@@ -127,6 +131,7 @@ JOBS = {
     "fsdp untied": {"strategy": "fsdp", "tied": False},
     "ddp muon": {"strategy": "ddp", "optimizer": "muon"},
     "fsdp muon": {"strategy": "fsdp", "optimizer": "muon"},
+    "fsdp even": {"strategy": "fsdp", "optimizer": "muon", "options": {"variance_beta": 0.9}},
 }
 
 
@@ -147,19 +152,19 @@ def odd(root):
     return dict(zip(("adamw", "muon"), told(root / "three", 3, [job, job | {"optimizer": "muon"}]), strict=True))
 
 
-def check(answers, main, expected, first_step=1):
+def check(answers, main, expected, first_step=1, close=CLOSE):
     """The main process has the weights and the curve of one process; every process has its losses."""
     weights, result = expected
-    assert np.abs(np.array(answers[main]["weights"]) - weights).max() < CLOSE
+    assert np.abs(np.array(answers[main]["weights"]) - weights).max() < close
     losses = np.array([row["loss"] for row in result.curve])
     for answer in answers:
         assert [row["step"] for row in answer["rows"]] == list(range(first_step, len(losses) + 1))
-        assert np.abs(np.array([row["loss"] for row in answer["rows"]]) - losses[first_step - 1 :]).max() < CLOSE
-        assert np.abs(np.array([row["loss"] for row in answer["curve"]]) - losses).max() < CLOSE
+        assert np.abs(np.array([row["loss"] for row in answer["rows"]]) - losses[first_step - 1 :]).max() < close
+        assert np.abs(np.array([row["loss"] for row in answer["curve"]]) - losses).max() < close
         assert answer["supervised"] == result.supervised_tokens
         assert [row["step"] for row in answer["validations"]] == [row["step"] for row in result.validations]
     scores = [[row["scores"]["score"] for row in rows] for rows in (answers[main]["validations"], result.validations)]
-    assert np.abs(np.subtract(*scores)).max() < 1e-3  # a sum of a thousand logits
+    assert np.abs(np.subtract(*scores)).max() < 100 * close  # a sum of a thousand logits
 
 
 @pytest.mark.parametrize(
@@ -190,9 +195,10 @@ def test_three_processes_with_unequal_parts_give_the_result_of_one(one, odd):
 
 def test_muon_works_on_whole_matrices_however_they_are_divided(one, two, odd):
     """Of 8, 16 and 32 rows, in two parts and in three."""
-    check(two["ddp muon"], 0, one["muon", False])
-    check(two["fsdp muon"], 0, one["muon", False])
-    check(odd["muon"], 2, one["muon", True])
+    check(two["ddp muon"], 0, one["muon", False], close=CLOSE_MUON)
+    check(two["fsdp muon"], 0, one["muon", False], close=CLOSE_MUON)
+    check(two["fsdp even"], 0, one["even", False], close=CLOSE_MUON)
+    check(odd["muon"], 2, one["muon", True], close=CLOSE_MUON)
 
 
 def test_the_best_validation_is_kept_by_the_main_process(one, two):

@@ -1,0 +1,51 @@
+"""Matrix products of bf16 factors, summed in fp32, on processors with and without units for them.
+
+Where the processor multiplies bf16 fast, tensors are bf16. Elsewhere they are
+fp32 tensors of bf16 values, rounded again after every product. Both mean the
+same numbers but for the order of sums.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+_forced: bool | None = None
+
+
+def fast_bf16() -> bool:
+    """Whether products of bf16 tensors are faster on this processor than those of fp32."""
+    return _has_units() if _forced is None else _forced
+
+
+@functools.cache
+def _has_units() -> bool:
+    capabilities = torch.cpu.get_capabilities()
+    # Without these oneDNN takes bf16 tensors too, but converts them first.
+    return any(capabilities.get(name, False) for name in ("amx_bf16", "avx512_bf16"))
+
+
+@contextlib.contextmanager
+def forced(fast: bool) -> Iterator[None]:
+    """Inside, `fast_bf16` answers `fast`, in all threads: for tests of both ways on one processor."""
+    global _forced
+    before, _forced = _forced, fast
+    try:
+        yield
+    finally:
+        _forced = before
+
+
+def factor(x: Tensor) -> Tensor:
+    """`x` rounded to bf16, in the dtype that products on its device are made in."""
+    narrow = x.bfloat16()
+    return narrow if x.device.type != "cpu" or fast_bf16() else narrow.float()
+
+
+def rounded(product: Tensor) -> Tensor:
+    """The product of two factors, rounded to bf16 once."""
+    return product if product.dtype == torch.bfloat16 else product.bfloat16().float()
