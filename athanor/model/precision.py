@@ -64,6 +64,11 @@ def products(precision: str, device: torch.device) -> Iterator[None]:
                 torch.set_float32_matmul_precision("highest")
 
 
+def rounding() -> bool:
+    """Whether `products` of a format that rounds factors is open, in any thread."""
+    return _inside > 0
+
+
 def without_effect(precision: str, device: torch.device) -> bool:
     """True when products in `precision` are made in fp32 all the same: this processor has no units for it.
 

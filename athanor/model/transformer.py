@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from athanor.model.config import ModelConfig
-from athanor.model.kernels import MASKED_SCORE, attend, rms_norm, use_cpu_attention, use_cpu_kernel
+from athanor.model.kernels import attention, attention_bias, feed_forward, use_cpu_attention, use_cpu_kernel
 
 INIT_STD = 0.02
 INIT_EXCESS_NATS = 0.05
@@ -48,7 +48,9 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(x.dtype)
 
 
 def rotary_table(config: ModelConfig, length: int, device: torch.device | None = None) -> Tensor:
@@ -90,9 +92,6 @@ class Attention(nn.Module):
         v_BTKE = self.v_proj(x_BTD).unflatten(-1, (-1, self.head_dim))
         if self.q_norm is not None and self.k_norm is not None:
             q_BTHE, k_BTKE = self.q_norm(q_BTHE), self.k_norm(k_BTKE)
-        if cache is None and use_cpu_attention(q_BTHE):
-            bias_BTT = None if mask is None else mask[:, 0]
-            return self.o_proj(attend(q_BTHE, k_BTKE, v_BTKE, table, bias_BTT))
         q = rotate(q_BTHE, table).transpose(1, 2)
         k, v = rotate(k_BTKE, table).transpose(1, 2), v_BTKE.transpose(1, 2)
         causal = mask is None
@@ -125,8 +124,20 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.dim, config.norm_eps)
 
     def forward(self, x_BTD: Tensor, table: Tensor, mask: Tensor | None, cache: Cache | None) -> Tensor:
-        x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), table, mask, cache)
-        return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
+        by_hand = cache is None and use_cpu_kernel(x_BTD)
+        norm, attn, mlp = self.input_layernorm, self.self_attn, self.mlp
+        if by_hand and use_cpu_attention(x_BTD):
+            projections = (attn.q_proj.weight, attn.k_proj.weight, attn.v_proj.weight, attn.o_proj.weight)
+            gains = None if attn.q_norm is None or attn.k_norm is None else (attn.q_norm.weight, attn.k_norm.weight)
+            bias_BTT = None if mask is None else mask[:, 0]
+            x_BTD = attention(x_BTD, norm.weight, projections, gains, table, bias_BTT, norm.eps)
+        else:
+            x_BTD = x_BTD + attn(norm(x_BTD), table, mask, cache)
+        norm = self.post_attention_layernorm
+        if by_hand:
+            matrices = (mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight)
+            return feed_forward(x_BTD, norm.weight, *matrices, norm.eps)
+        return x_BTD + mlp(norm(x_BTD))
 
 
 class Decoder(nn.Module):
@@ -234,8 +245,8 @@ class Transformer(nn.Module):
             if document_BT is not None:
                 mask = block_mask(document_BT)
         x_BTD = self.model.embed_tokens(ids_BT)
-        if mask is not None and cache is None and use_cpu_kernel(x_BTD):
-            mask = torch.zeros(mask.shape).masked_fill_(~mask, MASKED_SCORE)  # once, and not in every layer
+        if mask is not None and cache is None and use_cpu_attention(x_BTD):
+            mask = attention_bias(mask)  # once, and not in every layer
         for block in self.model.layers:
             x_BTD = block(x_BTD, table, mask, cache)
         return self.model.norm(x_BTD)

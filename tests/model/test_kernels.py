@@ -9,7 +9,7 @@ import torch
 
 from athanor.model import kernels
 from athanor.model.config import ModelConfig
-from athanor.model.kernels import plain_summed_cross_entropy, rms_norm, summed_cross_entropy, use_cpu_kernel
+from athanor.model.kernels import feed_forward, plain_summed_cross_entropy, summed_cross_entropy, use_cpu_kernel
 from athanor.model.loss import Targets, token_losses, training_loss
 from athanor.model.transformer import Transformer
 
@@ -39,24 +39,27 @@ def gradients(loss, inputs):
     return torch.autograd.grad(loss, inputs)
 
 
-@pytest.mark.parametrize("shape", [(3, 7, 48), (2, 5, 4, 8)])
-def test_norm(shape, plain):
-    x = torch.randn(shape, requires_grad=True)
-    weight = torch.rand(shape[-1]).add(0.5).requires_grad_()
+@pytest.mark.parametrize("shape", [(1, 7, 16), (3, 33, 48)])
+def test_feed_forward(shape):
+    """Also for a row of zeros, whose norm is finite."""
+    D, F = shape[-1], 24
+    x = torch.randn(shape)
+    x[0, 0] = 0.0
+    x.requires_grad_()
+    gain = torch.rand(D).add(0.5).requires_grad_()
+    matrices = [torch.randn(rows, columns).mul(0.1).requires_grad_() for rows, columns in ((F, D), (F, D), (D, F))]
     towards = torch.randn(shape)
 
-    def both():
-        y = rms_norm(x, weight, 1e-6)
-        return y, *gradients((y * towards).sum(), (x, weight))
+    def plain_feed_forward():
+        h = gain * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+        gate, up, down = (h @ matrices[0].t(), h @ matrices[1].t(), matrices[2])
+        return x + (torch.nn.functional.silu(gate) * up) @ down.t()
 
-    close(both(), plain(both))
-
-
-def test_norm_of_a_row_of_zeros_is_finite():
-    x = torch.zeros(2, 16, requires_grad=True)
-    y = rms_norm(x, torch.ones(16, requires_grad=True), 1e-6)
-    y.sum().backward()
-    assert bool(torch.isfinite(y).all()) and bool(torch.isfinite(x.grad).all())
+    both = []
+    for y in (feed_forward(x, gain, *matrices, 1e-6), plain_feed_forward()):
+        both.append((y, *gradients((y * towards).sum(), (x, gain, *matrices))))
+    assert all(bool(torch.isfinite(one).all()) for one in both[0])
+    close(*both)
 
 
 @pytest.mark.parametrize("z_loss", [0.0, 1e-2])
