@@ -29,7 +29,7 @@ from tests.training import micro
 
 ROOT = Path(__file__).resolve().parents[2]
 CLOSE = 1e-5
-CLOSE_MUON = 0.01  # of sums in another order some round to another bf16 number, by which the next steps differ
+CLOSE_MUON = 2e-3  # in the mean: of sums in another order some round to another bf16 number, and later steps differ
 LIMIT = 600.0  # s; a start takes 3 s on an idle machine
 
 
@@ -155,7 +155,8 @@ def odd(root):
 def check(answers, main, expected, first_step=1, close=CLOSE):
     """The main process has the weights and the curve of one process; every process has its losses."""
     weights, result = expected
-    assert np.abs(np.array(answers[main]["weights"]) - weights).max() < close
+    apart = np.abs(np.array(answers[main]["weights"]) - weights)
+    assert (apart.max() if close == CLOSE else apart.mean()) < close
     losses = np.array([row["loss"] for row in result.curve])
     for answer in answers:
         assert [row["step"] for row in answer["rows"]] == list(range(first_step, len(losses) + 1))
