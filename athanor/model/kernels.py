@@ -5,24 +5,23 @@ passes over activations. Each function here has a plain version, which is what
 runs on accelerators, under a compiler and without gradients; tests hold the
 two together.
 
-Inside `athanor.model.precision.products` for bf16, both factors of every
-product are rounded to bf16, and so is what comes out of it; residual stream,
-norms, rotations and gradients of weights are fp32.
+In bf16 both factors of every product are rounded, and so is what comes out of
+it (athanor/model/rounded.py); the residual stream, norms, rotations and the
+sums of gradients are fp32.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from athanor.model import rounded
-from athanor.model.precision import rounding
+from athanor.model.precision import numerics
 
 # Queries per block of attention: the scores after a block's last query are never computed. 128 and 256
 # were within 2 % of each other at 256 tokens a row; torch's own kernel took three times as long there.
@@ -40,26 +39,6 @@ def use_cpu_kernel(x: Tensor) -> bool:
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
     )
-
-
-class _Numerics(NamedTuple):
-    """Products as they are at the time of the forward pass, for the backward pass too."""
-
-    rounds: bool
-
-    def factor(self, x: Tensor) -> Tensor:
-        """A factor of a product."""
-        return rounded.factor(x) if self.rounds else x
-
-    def result(self, x: Tensor) -> Tensor:
-        """What was computed from factors, in their format."""
-        return rounded.rounded(x) if self.rounds else x
-
-    def mm(self, a: Tensor, b: Tensor) -> Tensor:
-        return self.result(torch.mm(a, b))
-
-    def bmm(self, a: Tensor, b: Tensor) -> Tensor:
-        return self.result(torch.bmm(a, b))
 
 
 def _inverse_rms(x: Tensor, eps: float) -> Tensor:
@@ -81,7 +60,7 @@ def feed_forward(x_BTD: Tensor, gain_D: Tensor, gate: Tensor, up: Tensor, down: 
 class _FeedForward(Function):
     @staticmethod
     def forward(ctx: Any, x_BTD: Tensor, gain: Tensor, gate: Tensor, up: Tensor, down: Tensor, eps: float) -> Tensor:
-        by = ctx.by = _Numerics(rounding())
+        by = ctx.by = numerics()
         x_ND = x_BTD.view(-1, x_BTD.shape[-1])
         inverse = _inverse_rms(x_ND, eps)
         unit = x_ND * inverse
@@ -155,7 +134,7 @@ def attention(
 
 def attention_bias(mask: Tensor) -> Tensor:
     """What `attention` adds to scores for a mask that is true where a position may be seen."""
-    return _Numerics(rounding()).factor(torch.zeros(mask.shape).masked_fill_(~mask, MASKED_SCORE))
+    return numerics().factor(torch.zeros(mask.shape).masked_fill_(~mask, MASKED_SCORE))
 
 
 class _Attention(Function):
@@ -181,7 +160,7 @@ class _Attention(Function):
         bias_BTT: Tensor | None,
         eps: float,
     ) -> Tensor:
-        by = ctx.by = _Numerics(rounding())
+        by = ctx.by = numerics()
         B, T, D = x_BTD.shape
         E = 2 * table.shape[-1]
         H, K, n = len(wq) // E, len(wk) // E, min(T, BLOCK_TOKENS)
@@ -288,82 +267,3 @@ def _blocked(x_BTHE: Tensor, K: int, n: int) -> Tensor:
     """The same memory seen as [B, K, blocks, G, n, E]."""
     _, T, H, _ = x_BTHE.shape
     return x_BTHE.unflatten(2, (K, H // K)).unflatten(1, (T // n, n)).permute(0, 3, 1, 4, 2, 5)
-
-
-def summed_cross_entropy(
-    h_ND: Tensor, head_VD: Tensor, next_N: Tensor, divisor: int, z_loss: float
-) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of all targets, summed and divided; gradients are made with it, a chunk of rows at a time.
-
-    Also that of each target, fp32 [N], to look at: no gradient goes through it.
-
-    Logits never exist as a whole: a chunk of 256 rows stays in the cache from
-    the product to both gradients. 10 to 25 % faster than the plain way here.
-    """
-    return _CrossEntropy.apply(h_ND, head_VD, next_N, divisor, z_loss)
-
-
-CHUNK_ROWS = 256
-
-
-class _CrossEntropy(Function):
-    @staticmethod
-    def forward(
-        ctx: Any, h_ND: Tensor, head_VD: Tensor, next_N: Tensor, divisor: int, z_loss: float
-    ) -> tuple[Tensor, Tensor]:
-        by = _Numerics(rounding())
-        h_all, w = by.factor(h_ND), by.factor(head_VD)
-        dh = torch.empty_like(h_ND)
-        dhead = None  # stays so for an output layer that does
-        losses_N = h_ND.new_empty(len(h_ND))
-        buffer = w.new_empty(min(CHUNK_ROWS, len(h_ND)), len(head_VD))
-        for start in range(0, len(h_ND), CHUNK_ROWS):
-            rows = slice(start, start + CHUNK_ROWS)
-            h, target = h_all[rows], next_N[rows, None]
-            logits = by.result(torch.mm(h, w.t(), out=buffer[: len(h)]))
-            # By way of the likeliest id: the target's own probability may be too small for a float.
-            max_logit = logits.amax(-1, keepdim=True)
-            target_logit = logits.gather(1, target).float()
-            p = by.result(torch.softmax(logits, -1, out=logits))
-            log_normaliser = max_logit.float() - p.amax(-1, keepdim=True).float().log_()
-            loss = log_normaliser - target_logit
-            if z_loss:
-                loss = loss + z_loss * log_normaliser.square()
-                p.mul_(1 + 2 * z_loss * log_normaliser)
-            p.scatter_add_(1, target, p.new_full(target.shape, -1.0))
-            p = by.result(p)
-            losses_N[rows] = loss[:, 0]
-            dh[rows] = by.mm(p, w)
-            if ctx.needs_input_grad[1]:
-                part = by.mm(p.t(), h)
-                dhead = part.float() if dhead is None else dhead.add_(part)
-        if ctx.needs_input_grad[1]:
-            dhead = torch.zeros_like(head_VD) if dhead is None else dhead.mul_(1 / divisor)
-        ctx.save_for_backward(dh.mul_(1 / divisor), dhead)
-        ctx.mark_non_differentiable(losses_N)
-        return losses_N.sum() / divisor, losses_N
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
-        dh, dhead = ctx.saved_tensors
-        factor = float(upstream)
-        if factor != 1.0:
-            dh, dhead = dh * factor, None if dhead is None else dhead * factor
-        return dh, dhead, None, None, None
-
-
-def plain_summed_cross_entropy(
-    h_ND: Tensor, head_VD: Tensor, next_N: Tensor, divisor: int, z_loss: float
-) -> tuple[Tensor, Tensor]:
-    """The plain version of `summed_cross_entropy`."""
-    losses_N = cross_entropies(h_ND, head_VD, next_N, z_loss)
-    return losses_N.sum() / divisor, losses_N.detach()
-
-
-def cross_entropies(h_ND: Tensor, head_VD: Tensor, next_N: Tensor, z_loss: float) -> Tensor:
-    """Cross-entropy in nats of every target, fp32 [N]."""
-    logits_NV = F.linear(h_ND, head_VD).float()
-    losses_N = F.cross_entropy(logits_NV, next_N, reduction="none")
-    if z_loss:
-        losses_N = losses_N + z_loss * logits_NV.logsumexp(-1).square()
-    return losses_N

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from athanor.model.kernels import cross_entropies, plain_summed_cross_entropy, summed_cross_entropy, use_cpu_kernel
+from athanor.model.cross_entropy import cross_entropies, plain_summed_cross_entropy, summed_cross_entropy
+from athanor.model.kernels import use_cpu_kernel
 from athanor.model.transformer import Transformer
 
 

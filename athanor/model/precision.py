@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from athanor.base.errors import ParamsError
+from athanor.model.rounded import Numerics, fast_bf16
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 _FIRST_SCALE = 2.0**16
@@ -30,14 +31,11 @@ def autocast(precision: str, device: torch.device) -> contextlib.AbstractContext
 
 
 def rounds_products(precision: str, device: torch.device) -> bool:
-    """Whether `precision` means fp32 tensors whose matrix products take factors rounded to bf16: bf16 on a CPU.
+    """Whether `precision` means fp32 weights and residuals whose matrix products take rounded factors: bf16 on a CPU.
 
-    At the widths that a CPU can train, autocast's conversions and passes over
-    bf16 cost what its products save: steps of 1M to 3M parameters were no
-    faster. Rounded inside the product (oneDNN's bf16 mode, on a processor with
-    AMX) the same steps are 1.3 to 2.3 times as fast, and sums, gradients and
-    everything between products stay fp32. Without AMX oneDNN multiplies in
-    fp32, AVX512-BF16 or not (torch 2.13, by ONEDNN_MAX_CPU_ISA).
+    Blocks and loss are written by hand for it (athanor/model/kernels.py), with the
+    same meaning on every processor. Other products inside `products` (rows too long for these,
+    a LoRA's base) stay fp32 tensors, whose factors oneDNN rounds where the processor has AMX.
     """
     return precision == "bf16" and device.type == "cpu"
 
@@ -64,22 +62,14 @@ def products(precision: str, device: torch.device) -> Iterator[None]:
                 torch.set_float32_matmul_precision("highest")
 
 
-def rounding() -> bool:
-    """Whether `products` of a format that rounds factors is open, in any thread."""
-    return _inside > 0
+def numerics() -> Numerics:
+    """How the kernels by hand multiply here and now: rounded inside `products` of a format that rounds, in any thread."""
+    return Numerics(_inside > 0)
 
 
 def without_effect(precision: str, device: torch.device) -> bool:
-    """True when products in `precision` are made in fp32 all the same: this processor has no units for it.
-
-    A product is asked, not the processor's flags: what a library does with them changes.
-    """
-    if not rounds_products(precision, device):
-        return False
-    factor_KK = torch.linspace(-1.0, 1.0, 256 * 256).view(256, 256)
-    exact_KK = factor_KK @ factor_KK
-    with products(precision, device):
-        return torch.equal(factor_KK @ factor_KK, exact_KK)
+    """True when `precision` is as slow as fp32: this processor has no units for it, and rounded fp32 stands for it."""
+    return rounds_products(precision, device) and not fast_bf16()
 
 
 class LossScale:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,3 +50,23 @@ def factor(x: Tensor) -> Tensor:
 def rounded(product: Tensor) -> Tensor:
     """The product of two factors, rounded to bf16 once."""
     return product if product.dtype == torch.bfloat16 else product.bfloat16().float()
+
+
+class Numerics(NamedTuple):
+    """Products as they are at the time of the forward pass, for the backward pass too."""
+
+    rounds: bool
+
+    def factor(self, x: Tensor) -> Tensor:
+        """A factor of a product."""
+        return factor(x) if self.rounds else x
+
+    def result(self, x: Tensor) -> Tensor:
+        """What was computed from factors, in their format."""
+        return rounded(x) if self.rounds else x
+
+    def mm(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.result(torch.mm(a, b))
+
+    def bmm(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.result(torch.bmm(a, b))

@@ -58,7 +58,9 @@ def chosen(
     choices, reasons = Choices(**decided["choices"]), decided["why"]
     chosen_values = dataclasses.asdict(choices)
     if world.main and without_effect(choices.precision, prepare(machine().device, machine().threads)):
-        run.note(f"precision {choices.precision}: this processor multiplies in fp32 all the same, so nothing is gained")
+        run.note(
+            f"precision {choices.precision}: this processor has no units for it, so fp32 rounded to it is used, and nothing is gained"
+        )
     run.fact(choices=", ".join(f"{name} {value}" for name, value in chosen_values.items()), choices_why=str(reasons))
     return choices
 

