@@ -13,6 +13,7 @@ from athanor.text.conversations import Conversation
 from athanor.text.documents import split_of
 
 DIALOGUE_SHARE = 4  # one conversation of two or three turns for so many single ones
+POLITE = ("hello", "thanks", "bye")  # the topics that stand around another one
 TRIES = 50  # draws of a turn for the side of the line on which a conversation is
 MODEL_CARD = "the texts that my model card lists"
 
@@ -42,11 +43,12 @@ def conversations(
     """
     rng, told = random.Random(f"{instruct.seed}/{source.name}"), about(source, documents, instruct.sources)
     names = talk.weighted(told.topics())
-    beginnings = [name for name in names if "after" not in TOPICS[name]]
+    beginnings = [name for name in names if "after" not in TOPICS[name] and name not in POLITE]
     topics = [[name] for name in names for _ in range(source.repeats)]
     for _ in range(len(topics) // DIALOGUE_SHARE):
-        greeting, end = rng.choice(((), ("hello",))), rng.choice((("thanks",), ("bye",), ("again",), ("sure",)))
-        topics.append([*greeting, rng.choice(beginnings), *end])
+        topic = rng.choice(beginnings)
+        ends = [name for name in told.topics() if topic in TOPICS[name].get("after", ())]
+        topics.append([*rng.choice(((), ("hello",))), topic, rng.choice((*ends, "thanks", "bye"))])
     rows = []
     for wanted in topics:
         earlier = talk.before(rng, wanted[0], told)

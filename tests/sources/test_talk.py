@@ -61,6 +61,10 @@ def test_conversations_follow_the_seed_and_stay_on_their_side() -> None:
         asked[row.split] |= set(row.key.split(" | "))
     assert asked["val"] and asked["train"].isdisjoint(asked["val"])
     assert {len(row.messages) for row in made} == {2, 4, 6}
+    topics = {text: name.removeprefix("invented_") for name, topic in TOPICS.items() for text in topic["questions"]}
+    turns = [[topics[key.removeprefix("identity:")] for key in row.key.split(" | ")] for row in made]
+    for earlier, later in (pair for row in turns for pair in zip(row, row[1:], strict=False)):
+        assert earlier in TOPICS[later].get("after", [earlier])  # no follow-up where it makes no sense
     assert {row.license for row in made} > {"CC0-1.0", facts.FROM_PYTHON}
 
 

@@ -174,7 +174,9 @@ def _item(rng: Draw, category: str) -> Exercise:
     It names nobody and nothing that was not asked for.
     """
     about = About()
-    topics = weighted(name for name, topic in TOPICS.items() if topic["category"] == category)
+    topics = [name for name, topic in TOPICS.items() if topic["category"] == category]
+    if any(TOPICS[name].get("values") in FACTS for name in topics):
+        topics = weighted(topics)  # so that much of what is asked is inside; else every topic counts alike
     random.Random(category).shuffle(topics)
     asked = turn(rng, topics[rng.number % len(topics)], about, rng.line_seed, held_out=True)
     messages = (*_short_history(rng, asked.topic, about), asked.messages[0])
