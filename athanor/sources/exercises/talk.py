@@ -25,6 +25,7 @@ from athanor.text.recipes import recipe
 
 TEXTS = recipe("identity")
 TOPICS: dict[str, Any] = TEXTS["topics"]
+ALWAYS_TAUGHT = 3  # the questions at the head of a topic, which most people ask; they come three times as often
 HELD_OUT_SHARE = 5  # one question of so many of a topic is the battery's
 NEAR_WORDS = 3  # questions of so many words that stand within another are no held-out wording of their own
 MAX_ANSWER_WORDS = 30
@@ -79,7 +80,9 @@ class Turn(NamedTuple):
 def turn(rng: random.Random, topic: str, about: About, battery_seed: int, held_out: bool = False) -> Turn:
     """A question of one side of the line, and its answer."""
     held = held_out_questions(topic, battery_seed)
-    asked = rng.choice(held if held_out else [text for text in TOPICS[topic]["questions"] if text not in held])
+    usual = TOPICS[topic]["questions"][:ALWAYS_TAUGHT]
+    taught = [text for text in TOPICS[topic]["questions"] if text not in held]
+    asked = rng.choice(held if held_out else [*taught, *usual, *usual])
     typed = as_typed(rng, asked, TOPICS[topic]["category"] != "first_words")
     values = _values(rng, TOPICS[topic].get("values"))
     if typed.islower() and "fact" not in values and rng.random() < 0.5:
@@ -109,7 +112,7 @@ def words_of(text: str) -> str:
 
 @functools.cache
 def held_out_questions(topic: str, seed: int) -> tuple[str, ...]:
-    """The questions that only the battery asks: none that stands within another one, or has another one in it."""
+    """The questions that only the battery asks: no usual one, and none that stands within another or has another in it."""
     others = [words_of(text) for text in _questions()]
 
     def stands_alone(text: str) -> bool:
@@ -118,7 +121,7 @@ def held_out_questions(topic: str, seed: int) -> tuple[str, ...]:
         return not any(short in long for short, long in pairs if len(short.split()) >= NEAR_WORDS)
 
     questions = TOPICS[topic]["questions"]
-    candidates = sorted(filter(stands_alone, questions), key=lambda text: digest([seed, text]))
+    candidates = sorted(filter(stands_alone, questions[ALWAYS_TAUGHT:]), key=lambda text: digest([seed, text]))
     return tuple(candidates[: max(2, len(questions) // HELD_OUT_SHARE)])
 
 
