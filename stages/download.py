@@ -117,13 +117,13 @@ def make_conversations(
     elif isinstance(source, DocstringsSource):
         conversations = docstrings.conversations(source, pairs, instruct.val_fraction)
     elif isinstance(source, IdentitySource):
-        conversations = identity.conversations(source, instruct.seed, instruct.val_fraction)
+        download = run.params("download", DownloadParams)
+        conversations = identity.conversations(source, download.sources, instruct, battery.seed)
     else:
         with run.progress(None, source.name, "conversations") as bar:
             rows = messages.conversations(source, instruct.val_fraction, bar.update, lambda why: left_out.update([why]))
             conversations = list(until_stopped(run, rows))
-    minimum = getattr(source, "min_rows", 1)
-    if len(conversations) < minimum:
+    if len(conversations) < (minimum := getattr(source, "min_rows", 1)):
         what = f"source '{source.name}' gave {len(conversations):,} conversations, its minimum is {minimum:,}"
         raise GateError("source size", what, where="instruct.sources", fix="find out why, or lower its min_rows")
     for conversation in conversations:

@@ -116,6 +116,8 @@ def choose(log_likelihoods: Sequence[float], choices: Sequence[str], *, normalis
 
 
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?")
+NAME = re.compile(r"(?<=[^.!?:\s] )[A-Z][\w-]*")  # not at the beginning of a sentence
+OWN_NAMES = ("I", "Athanor", "English", "HTTP", "JSON", "No", "Python")  # what any answer may name
 SENTENCE_END = re.compile(r"[.!?]+(?=\s|$)")
 
 
@@ -164,6 +166,8 @@ CHECKS: dict[str, Callable[[str, str], bool]] = {
     "contains": _has_word,
     "without": lambda text, word: not _has_word(text, word),
     "no_letter": lambda text, letter: letter.lower() not in text.lower(),
+    "mentions": lambda text, words: any(_has_word(text, word) for word in words.split("|")),
+    "names_in": lambda text, known: set(NAME.findall(text)) <= {*known.split(), *OWN_NAMES},
     "json": lambda text, value: _parse_json(text) == _parse_json(value),
     "json_keys": _has_exact_keys,
 }

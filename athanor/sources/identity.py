@@ -1,59 +1,81 @@
-"""What the assistant says of itself, and that it does not know what does not exist (recipes/python/identity.yaml)."""
+"""Conversations in which people greet, ask what the assistant is, and ask what it does not know (recipes/python/identity.yaml)."""
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 
-from athanor.sources.instruct_params import IdentitySource
-from athanor.text.conversations import Conversation, Message
+from athanor.sources.exercises import talk
+from athanor.sources.exercises.talk import TEXTS, TOPICS, About, Turn
+from athanor.sources.instruct_params import ExercisesSource, IdentitySource, InstructParams, InstructSource
+from athanor.sources.params import DocumentSource, PythonSource
+from athanor.text.conversations import Conversation
 from athanor.text.documents import split_of
-from athanor.text.recipes import recipe
 
-LICENSE = "CC0-1.0"
-PAIRED_SHARE = 4  # one two-turn conversation for so many single ones
-TEXTS = recipe("identity")
+DIALOGUE_SHARE = 4  # one conversation of two or three turns for so many single ones
+POLITE = ("hello", "thanks", "bye")  # the topics that stand around another one
+TRIES = 50  # draws of a turn for the side of the line on which a conversation is
+MODEL_CARD = "the texts that my model card lists"
 
 
-def conversations(source: IdentitySource, seed: int, val_fraction: float) -> list[Conversation]:
-    """At most `repeats` wordings of every topic, as many questions on each kind of invented thing, some in two turns.
+def about(source: IdentitySource, documents: Sequence[DocumentSource], chats: Iterable[InstructSource]) -> About:
+    """What a model says of its texts and skills, so that it is true for the sources at hand."""
+    python = [isinstance(document, PythonSource) for document in documents]
+    taught = {
+        name for chat in chats if isinstance(chat, ExercisesSource) for name, rows in chat.categories.items() if rows
+    }
+    skills = tuple(dict.fromkeys(phrase for name, phrase in TEXTS["skills"].items() if name in taught))
+    if not source.from_scratch or not any(python):
+        made = "trained from scratch" if source.from_scratch else "fine-tuned"
+        return About(MODEL_CARD, made, skills, python_only=False)
+    if all(python):
+        return About(skills=skills)
+    return About("Python's standard library and other texts", skills=skills, python_only=False)
+
+
+def conversations(
+    source: IdentitySource, documents: Sequence[DocumentSource], instruct: InstructParams, battery_seed: int
+) -> list[Conversation]:
+    """`repeats` questions of every topic, more of those with a weight, and some conversations of several turns.
 
     The split goes by the question, so that validation asks in wordings that
-    training lacks.
+    training lacks; all turns of a conversation lie on one side.
     """
-    rng = random.Random(f"{seed}/{source.name}")
-    singles = [
-        (question, rng.choice(topic["answers"]))
-        for topic in TEXTS["topics"]
-        for question in rng.sample(topic["questions"], min(source.repeats, len(topic["questions"])))
-    ]
-    names = invented(rng)
-    for topic in TEXTS["unknown"]:
-        for _, question in zip(range(source.repeats), itertools.cycle(topic["questions"])):
-            name = next(names)
-            singles.append((question.format(x=name), rng.choice(topic["answers"]).format(x=name)))
-    rng.shuffle(singles)
-    sides: dict[str, list[tuple[str, str]]] = {"train": [], "val": []}
-    for pair in singles:
-        sides[split_of(pair[0], val_fraction)].append(pair)
+    rng, told = random.Random(f"{instruct.seed}/{source.name}"), about(source, documents, instruct.sources)
+    names = talk.weighted(told.topics())
+    beginnings = [name for name in names if "after" not in TOPICS[name] and name not in POLITE]
+    topics = [[name] for name in names for _ in range(source.repeats)]
+    for _ in range(len(topics) // DIALOGUE_SHARE):
+        topic = rng.choice(beginnings)
+        ends = [name for name in told.topics() if topic in TOPICS[name].get("after", ())]
+        topics.append([*rng.choice(((), ("hello",))), topic, rng.choice((*ends, "thanks", "bye"))])
     rows = []
-    for split, questions in sides.items():
-        rows += [_conversation(source, split, [pair]) for pair in questions]
-        pairs = [rng.sample(questions, 2) for _ in range(len(questions) // PAIRED_SHARE)]
-        rows += [_conversation(source, split, pair) for pair in pairs if pair[0][1] != pair[1][1]]
+    for wanted in topics:
+        earlier = talk.before(rng, wanted[0], told)
+        turns = _turns(rng, [earlier, *wanted] if earlier else wanted, instruct.val_fraction, battery_seed, told)
+        if turns:
+            messages = tuple(message for turn in turns for message in turn.messages)
+            key = " | ".join(f"identity:{turn.asked}" for turn in turns)
+            licenses = " AND ".join(sorted({turn.license for turn in turns}))
+            rows.append(Conversation(messages, source.name, licenses, _side(turns[-1], instruct.val_fraction), key))
+    rng.shuffle(rows)
     return rows
 
 
-def invented(rng: random.Random) -> Iterator[str]:
-    """Invented names, each once; with numbers added when all have been used."""
-    names = ["".join(syllables) for syllables in itertools.product(*TEXTS["syllables"])]
-    rng.shuffle(names)
-    yield from names
-    for number in itertools.count(2):
-        yield from (f"{name} {number}" for name in names)
+def _side(turn: Turn, val_fraction: float) -> str:
+    return split_of(f"identity:{turn.asked}", val_fraction)
 
 
-def _conversation(source: IdentitySource, split: str, turns: list[tuple[str, str]]) -> Conversation:
-    messages = [m for question, answer in turns for m in (Message("user", question), Message("assistant", answer))]
-    return Conversation(tuple(messages), source.name, LICENSE, split, f"identity:{turns[0][0]}")
+def _turns(
+    rng: random.Random, topics: Sequence[str], val_fraction: float, battery_seed: int, told: About
+) -> list[Turn]:
+    """A turn on each topic, all on the side of the last one; none if that side lacks a topic."""
+    turns = [talk.turn(rng, topics[-1], told, battery_seed)]
+    side = _side(turns[0], val_fraction)
+    for topic in reversed(topics[:-1]):
+        drawn = (talk.turn(rng, topic, told, battery_seed) for _ in range(TRIES))
+        found = next((turn for turn in drawn if _side(turn, val_fraction) == side), None)
+        if found is None:
+            return []
+        turns.insert(0, found)
+    return turns

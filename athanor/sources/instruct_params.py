@@ -44,12 +44,16 @@ class DocstringsSource:
 
 @dataclass(frozen=True)
 class IdentitySource:
-    """Conversations about what the model is; each is written `repeats` times in different wordings."""
+    """First words, what the model is, and that it does not know what it did not learn.
+
+    Every topic is asked `repeats` times, in wordings that vary, and those that people ask first more often.
+    """
 
     type: Literal["identity"]
     name: str
     repeats: int = param(min=1, max=1000)
     min_rows: int = param(min=1, max=1_000_000)  # gate
+    from_scratch: bool = True  # false where sft.base names another model: its answers do not claim its training then
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -109,6 +109,15 @@ def test_a_program_answers_with_the_asked_function_alone(code: str, right: bool)
     assert scoring.score(made, code) is right and scoring.score_many([made], [code]) == [right]
 
 
+def test_a_word_of_several_and_no_name_but_the_asked_ones() -> None:
+    for text, right in (("Goodbye!", True), ("See you soon.", True), ("Good.", False), ("Goodbyes", False)):
+        assert passes_check("mentions goodbye|see you", text) is right
+    for text in ("I do not know who Ada Lovelace is.", "Nobody I know. Who?", "No, I am Athanor.", "who ada is"):
+        assert passes_check("names_in Ada Lovelace", text)
+    for text in ("I do not know who Alan is.", "Ada and Bob", "I do not know who Ada Byron is."):
+        assert not passes_check("names_in Ada Lovelace", text)
+
+
 def test_one_number_is_said_alone() -> None:
     for text in ("4", "4.0", "There are 4 words."):
         assert passes_check("one_number 4", text)

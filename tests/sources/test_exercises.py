@@ -164,10 +164,11 @@ def test_the_two_splits_are_independent() -> None:
 
 def test_floors_are_low_and_choices_balanced() -> None:
     found = floors.null_floors(build.battery_items(battery(categories=dict.fromkeys(ALL, 60))))
-    high = {"comparison": 0.45, "counting": 0.3, "yes_no": 0.4, "lookup": 0.4, "list_pick": 0.45}
+    high = {"comparison": 0.45, "counting": 0.3, "list_pick": 0.45}
     high |= {"agreement": 0.4, "determiners": 0.4, "python_syntax": 0.4}  # of four choices
     high |= {"copying": 0.35, "list_format": 0.45, "line_count": 0.45, "json_object": 0.35, "memory": 0.45}
     high |= {"sorting": 0.35, "list_reverse": 0.1}
+    high |= {"identity": 0.25, "first_words": 0.3}  # its name with what it is; a greeting or an offer answers several
     for category, floor in found.items():
         assert floor["floor"] <= high.get(category, 0.15 if category != "all" else 0.3), (category, floor)
 
@@ -184,7 +185,7 @@ def test_only_the_battery_asks_for_likelihoods() -> None:
 def test_every_category_gives_its_share_to_development() -> None:
     made = build.battery_items(battery(written="battery/written.jsonl"))
     counts = Counter((item.category, item.split) for item in made)
-    for category in ALL:
+    for category in set(ALL) - {"identity"}:  # some of which are written
         assert counts[category, "development"] == ITEMS / 4 and counts[category, "test"] == ITEMS * 3 / 4
     assert made == build.battery_items(battery(written="battery/written.jsonl"))
     other = build.battery_items(battery(written="battery/written.jsonl", seed=6))

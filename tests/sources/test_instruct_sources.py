@@ -1,4 +1,4 @@
-"""Docstring pairs, identity, messages files, and the gate that keeps the battery out."""
+"""Docstring pairs, messages files, and the gate that keeps the battery out."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 
 from athanor.base.errors import GateError, InputError, ParamsError
 from athanor.base.strict import build
-from athanor.sources import docstrings, identity, messages
+from athanor.sources import docstrings, messages
 from athanor.sources.exercises import facts
 from athanor.sources.exercises.build import check_held_out
-from athanor.sources.instruct_params import DOCSTRING_KINDS, DocstringsSource, IdentitySource, MessagesSource
+from athanor.sources.instruct_params import DOCSTRING_KINDS, DocstringsSource, MessagesSource
 from athanor.sources.stdlib import Module
-from athanor.text.conversations import Conversation, Item, Message, check_messages
+from athanor.text.conversations import Conversation, Item, Message
 from tests.sources.world import chat, json_lines
 
 SOURCE = '''"""Tools for counting the sheep of a flock."""
@@ -126,30 +126,6 @@ def test_keywords_are_explained_by_their_page():
 def test_unknown_kind_is_a_params_error():
     with pytest.raises(ParamsError, match="max_rows.sumary: unknown kind. Fix: one of summary"):
         params(max_rows={"sumary": 1})
-
-
-def test_identity():
-    source = IdentitySource("identity", "identity", 10, 1)
-    made = identity.conversations(source, 1, 0.1)
-    assert 150 <= len(made) <= 300 and made == identity.conversations(source, 1, 0.1)
-    assert made != identity.conversations(source, 2, 0.1)
-    for row in made:
-        check_messages(row.messages, "identity")
-        assert sum(len(message.content) for message in row.messages) < 500
-    asked = {"train": set(), "val": set()}
-    for row in made:
-        asked[row.split] |= {message.content for message in row.messages[::2]}
-    assert asked["train"].isdisjoint(asked["val"]) and asked["val"]
-    answers = " ".join(row.messages[1].content for row in made)
-    assert "I am Athanor" in answers and answers.count("I don't know") >= 40
-    assert len(identity.conversations(IdentitySource("identity", "identity", 2, 1), 1, 0.1)) < len(made) / 2
-
-
-def test_invented_names_never_repeat():
-    import random
-
-    names = identity.invented(random.Random(0))
-    assert len({next(names) for _ in range(4000)}) == 4000
 
 
 def chats(path, **changes):

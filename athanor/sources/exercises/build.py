@@ -9,8 +9,8 @@ from dataclasses import replace
 from athanor.base.artifacts import digest
 from athanor.base.errors import GateError, ParamsError, suggest
 from athanor.sources.battery_params import BatteryParams
-from athanor.sources.exercises import code, facts, lists, numbers  # noqa: F401  (they register their categories)
-from athanor.sources.exercises.exercise import BATTERY_ONLY, CATEGORIES, OWN_LICENSE, TEXTS, Draw, Exercise, wording
+from athanor.sources.exercises import code, facts, lists, numbers, talk  # noqa: F401  (they register their categories)
+from athanor.sources.exercises.exercise import BATTERY_ONLY, CATEGORIES, OWN_LICENSE, Draw, Exercise, wording
 from athanor.sources.exercises.written import read_written
 from athanor.sources.instruct_params import ExercisesSource
 from athanor.text.conversations import Conversation, Item, Message
@@ -81,7 +81,7 @@ def training_conversations(
     def split(exercise: Exercise) -> str:
         return split_of(f"validation/{seed}/{exercise.key}", val_fraction)
 
-    conversations = [_conversation([exercise], split(exercise), source, rng) for exercise in pool]
+    conversations = [_conversation([exercise], split(exercise), source, rng, battery.seed) for exercise in pool]
     sides = {"train": [], "val": []}
     for exercise in pool:
         sides[split(exercise)].append(exercise)
@@ -93,32 +93,32 @@ def training_conversations(
             if not exercises or size <= chars_left:
                 exercises.append(exercise)
                 chars_left -= size
-        conversations.append(_conversation(exercises, side, source, rng, chatty=True))
+        conversations.append(_conversation(exercises, side, source, rng, battery.seed, chatty=True))
     rng.shuffle(conversations)
     return conversations
 
 
 def _conversation(
-    exercises: list[Exercise], split: str, source: ExercisesSource, rng: random.Random, chatty: bool = False
+    exercises: list[Exercise],
+    split: str,
+    source: ExercisesSource,
+    rng: random.Random,
+    battery_seed: int,
+    chatty: bool = False,
 ) -> Conversation:
     messages: list[Message] = []
     if rng.random() < source.system_fraction:
         messages.append(Message("system", wording(rng, "system")))
     if chatty and rng.random() < 0.2:
-        messages += _small_talk(rng, 1)
+        messages += talk.turn(rng, "hello", talk.About(), battery_seed).messages
     for exercise in exercises:
         messages += [*exercise.item.prompt, Message("assistant", exercise.reply)]
     if chatty and (len(exercises) == 1 or rng.random() < 0.5):
-        messages += _small_talk(rng, 0 if rng.random() < 0.7 else 2)
+        end = "thanks" if rng.random() < 0.7 else "bye"
+        messages += talk.turn(rng, end, talk.About(), battery_seed).messages
     licenses = sorted({exercise.license for exercise in exercises} | {OWN_LICENSE})
     key = " | ".join(exercise.key for exercise in exercises)
     return Conversation(tuple(messages), source.name, " AND ".join(licenses), split, key)
-
-
-def _small_talk(rng: random.Random, kind: int) -> tuple[Message, Message]:
-    """One small exchange; `kind` 0 thanks, 1 greets, 2 says goodbye."""
-    talk = TEXTS["small_talk"][kind]
-    return Message("user", rng.choice(talk["questions"])), Message("assistant", talk["reply"])
 
 
 def battery_items(battery: BatteryParams) -> list[Item]:

@@ -11,7 +11,6 @@ import ast
 import builtins
 import functools
 import http
-import math
 import re
 import sys
 from collections.abc import Iterator
@@ -93,18 +92,13 @@ def module_facts() -> Facts:
 
 @functools.cache
 def docstring_facts() -> Facts:
-    """Summaries of built-in functions, methods of built-in types, math, and functions of the library's source."""
+    """Summaries of built-in functions and of the methods of built-in types: few enough for each to be told often."""
     facts = {}
-    owners = {"": builtins, "str.": str, "list.": list, "dict.": dict, "set.": set, "math.": math}
+    owners = {"": builtins, "str.": str, "list.": list, "dict.": dict, "set.": set}
     for prefix, owner in owners.items():
         for name, value in sorted(vars(owner).items()):
             if not name.startswith("_") and callable(value) and not isinstance(value, type):
                 facts[prefix + name] = summary(value.__doc__)
-    for module in TEXTS["facts"]["function_modules"].split():
-        path = _source(module)
-        for name, docstring in _docstrings_of(path) if path else ():
-            if name:
-                facts[f"{module}.{name}"] = summary(docstring)
     return _usable(facts, "docstrings")
 
 

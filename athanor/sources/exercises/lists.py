@@ -8,21 +8,10 @@ from __future__ import annotations
 
 import json
 
-from athanor.sources.exercises.exercise import (
-    TEXTS,
-    WORDS,
-    Draw,
-    Exercise,
-    ask,
-    ask_number,
-    category,
-    level,
-    wording,
-)  # fmt: skip
+from athanor.sources.exercises.exercise import TEXTS, WORDS, Draw, Exercise, ask, category, level, wording
 from athanor.text.conversations import Message
 
 ORDINALS = ("first", "second", "third", "last")
-YES_NO = ("Yes, Yes", "Yes, No", "No, Yes", "No, No")
 FIELDS = {"name": "names", "city": "cities", "job": "jobs", "pet": "pets", "colour": "colours"}
 # Four equal lines are still no run of four equal n-grams with the line break after each, so no answer counts as stuck.
 COUNTS = {2: "two", 3: "three", 4: "four"}
@@ -115,19 +104,6 @@ def sorting(rng: Draw) -> Exercise:
 
 
 @category
-def yes_no(rng: Draw) -> Exercise:
-    """Whether each of two words is in a list: the four answers are equally often right. Harder with longer lists."""
-    words = _words(rng, 3, 6)
-    inside, outside = rng.sample(words, 2), rng.sample([word for word in WORDS["list"] if word not in words], 2)
-    (a, first), (b, second) = (rng.choice(((yes, "Yes"), (no, "No"))) for yes, no in zip(inside, outside, strict=True))
-    reply = f"{first}, {second}"
-    prompt = wording(rng, "yes_no", a=a, b=b, list=", ".join(words))
-    wrong = (*YES_NO, f"{reply}, as you see.", first, f"{a}, {b}")
-    difficulty = level(len(words), 4, 6)
-    return ask(prompt, reply, list_key(words), difficulty, wrong, kind="format", checks=(f"yes_no {reply}",))
-
-
-@category
 def json_object(rng: Draw) -> Exercise:
     """One to three fields as a JSON object. Harder with more fields."""
     names = rng.sample(sorted(FIELDS), rng.randint(1, 3))
@@ -152,17 +128,6 @@ def line_count(rng: Draw) -> Exercise:
     prompt = template.format(word=word, other=other, n=rng.choice((str(n), COUNTS[n])))
     checks = (f"lines {n}", f"each_line {word}")
     return ask(prompt, "\n".join(lines), f"lines:{word}:{n}", level(n, 3, 4), wrong, kind="format", checks=checks)
-
-
-@category
-def lookup(rng: Draw) -> Exercise:
-    """The number beside a name in a short table. Harder with longer tables."""
-    names = rng.sample(WORDS["names"], rng.randint(3, 6))
-    values = rng.sample(range(2, 100), len(names))
-    index = rng.randrange(len(names))
-    table = ", ".join(f"{name} {value}" for name, value in zip(names, values, strict=True))
-    prompt = wording(rng, "lookup", table=table, name=names[index])
-    return ask_number(prompt, str(values[index]), f"table:{table}", level(len(names), 4, 6), values[index])
 
 
 @category
