@@ -22,9 +22,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from athanor.base.errors import InputError
 from athanor.model.config import ModelConfig
+from athanor.model.cross_entropy import CHUNK_ROWS
 from athanor.model.flops import block_weights
 from athanor.model.gpu_family import identify
-from athanor.model.kernels import BLOCK_TOKENS, CHUNK_ROWS, MAX_ROW_TOKENS
+from athanor.model.kernels import BLOCK_TOKENS, MAX_ROW_TOKENS
 from athanor.model.loss import Targets, training_loss
 from athanor.model.precision import autocast, rounds_products
 from athanor.model.rounded import fast_bf16
