@@ -19,8 +19,8 @@ from athanor.adapters import foreign, lora
 from athanor.adapters.foreign import load_foreign, preflight, shape
 from athanor.adapters.lora import LoraSettings
 from athanor.base.errors import GateError, InputError
+from athanor.model.cross_entropy import plain_summed_cross_entropy, summed_cross_entropy
 from athanor.model.flops import run_flops
-from athanor.model.kernels import plain_summed_cross_entropy, summed_cross_entropy
 from athanor.model.tensorfile import read_tensors
 from athanor.training import checkpoint
 from athanor.training.cpu_replicas import replica_count

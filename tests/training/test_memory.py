@@ -14,8 +14,8 @@ import torch
 
 from athanor.base.errors import InputError
 from athanor.model.config import ModelConfig
+from athanor.model.cross_entropy import CHUNK_ROWS
 from athanor.model.flops import block_weights
-from athanor.model.kernels import CHUNK_ROWS
 from athanor.training import memory
 from athanor.training.memory import (
     StepFootprint,

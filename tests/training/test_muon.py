@@ -38,7 +38,7 @@ def test_muon_is_torchs(monkeypatch):
         reference.step()
     for name, weight in ours.items():
         moved = (theirs[name] - start[name]).norm()
-        assert (weight - theirs[name]).norm() < 0.02 * moved and moved > 0, name
+        assert (weight - theirs[name]).norm() < 0.05 * moved and moved > 0, name
 
 
 @pytest.mark.parametrize("fast", [False, True])
