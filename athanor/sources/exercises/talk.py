@@ -112,7 +112,11 @@ def words_of(text: str) -> str:
 
 @functools.cache
 def held_out_questions(topic: str, seed: int) -> tuple[str, ...]:
-    """The questions that only the battery asks: no usual one, and none that stands within another or has another in it."""
+    """The questions that only the battery asks: no usual one, and none that stands within another or has another in it.
+
+    As far as there are such, every word of theirs is taught in another question of the topic: a small model
+    cannot guess what a word means that it has hardly seen.
+    """
     others = [words_of(text) for text in _questions()]
 
     def stands_alone(text: str) -> bool:
@@ -122,7 +126,14 @@ def held_out_questions(topic: str, seed: int) -> tuple[str, ...]:
 
     questions = TOPICS[topic]["questions"]
     candidates = sorted(filter(stands_alone, questions[ALWAYS_TAUGHT:]), key=lambda text: digest([seed, text]))
-    return tuple(candidates[: max(2, len(questions) // HELD_OUT_SHARE)])
+    held: list[str] = []
+    for known in (True, False):
+        for text in candidates:
+            taught = {word for other in questions if other not in (*held, text) for word in words_of(other).split()}
+            wanted = max(2, len(questions) // HELD_OUT_SHARE) if known else 2
+            if len(held) < wanted and text not in held and (not known or taught >= set(words_of(text).split())):
+                held.append(text)
+    return tuple(held)
 
 
 def as_typed(rng: random.Random, text: str, opened: bool) -> str:
