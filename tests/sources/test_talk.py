@@ -70,7 +70,7 @@ def test_conversations_follow_the_seed_and_stay_on_their_side() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_no_held_out_wording_is_trained(seed: int) -> None:
-    """Neither typed in another way nor as a part of a longer question, also not in the small talk of exercises."""
+    """Neither typed in another way nor as a part of a longer question, also not in small talk; all of its words are."""
     battery = BatteryParams(seed, 0.1, 0.25, None, dict.fromkeys(BATTERY.categories, 40))
     drawn = [e for category in battery.categories for e in draw_exercises(category, 40, "s", True, battery)]
     chats = {"identity": rows(battery_seed=seed), "sums": training_conversations(TAUGHT, 1, 0.1, battery)}
@@ -80,7 +80,9 @@ def test_no_held_out_wording_is_trained(seed: int) -> None:
         held = talk.held_out_questions(name, seed)
         assert len(held) >= 2 and set(held).isdisjoint(topic["questions"][: talk.ALWAYS_TAUGHT])
         assert len(held) < len(topic["questions"]) / 2
+        known = set().union(*(words_of(text).split() for text in topic["questions"] if text not in held))
         for text in map(words_of, held):
+            assert known >= set(text.split()), (name, text)
             longer = [other for other in trained if text in other and len(text.split()) >= talk.NEAR_WORDS]
             assert text not in trained and not longer, (name, text, longer)
     assert {exercise.key.split(":")[2] for exercise in drawn}.isdisjoint(key.split(":")[1] for key in _keys(chats))
