@@ -88,7 +88,8 @@ def ours(config: ModelConfig, seed: int, threads: int, choices: Choices) -> Call
     model = Transformer.fresh(config, seed)
     hooks = Hooks(validate=lambda model: {}, on_note=lambda text: print(text, file=sys.stderr))
     cache = Path(tempfile.gettempdir()) / "athanor-bench-train"
-    tuned(model, choices, load, settings, hooks, cache).__enter__()
+    inside = contextlib.ExitStack()
+    inside.enter_context(tuned(model, choices, load, settings, hooks, cache))
     replicas = CpuReplicas(model, threads).__enter__()
     stepper = Stepper(replicas, OptimizerSettings(0.9, 0.97, 1e-8, 0.1), settings)
 
@@ -96,6 +97,7 @@ def ours(config: ModelConfig, seed: int, threads: int, choices: Choices) -> Call
         rows = SimpleNamespace(tokens_BS=tokens_BS, document_BS=np.zeros_like(tokens_BS))
         return float(stepper.step(rows, rate(number))[0][0])
 
+    step.inside = inside  # type: ignore[attr-defined]  # a context that nobody holds ends: what was compiled is let go
     return step
 
 

@@ -98,6 +98,8 @@ class Attention(nn.Module):
         if cache is not None:
             k, v = cache.store(self.layer, k, v)
             causal = causal and k.shape[2] == q.shape[2]  # one new token may see every slot
+        if mask is not None and mask.dtype != torch.bool:  # a bias, made for the kernel by hand
+            mask = mask.to(q.dtype)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=self.grouped)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
@@ -124,7 +126,7 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.dim, config.norm_eps)
 
     def forward(self, x_BTD: Tensor, table: Tensor, mask: Tensor | None, cache: Cache | None) -> Tensor:
-        by_hand = cache is None and use_cpu_kernel(x_BTD)
+        by_hand = cache is None and use_cpu_kernel(x_BTD) and not self._hooked()
         norm, attn, mlp = self.input_layernorm, self.self_attn, self.mlp
         if by_hand and use_cpu_attention(x_BTD):
             projections = (attn.q_proj.weight, attn.k_proj.weight, attn.v_proj.weight, attn.o_proj.weight)
@@ -138,6 +140,10 @@ class Block(nn.Module):
             matrices = (mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight)
             return feed_forward(x_BTD, norm.weight, *matrices, norm.eps)
         return x_BTD + mlp(norm(x_BTD))
+
+    def _hooked(self) -> bool:
+        """Whether somebody looks at a part of this block: then it works module by module."""
+        return any(module._forward_hooks or module._forward_pre_hooks for module in self.modules())
 
 
 class Decoder(nn.Module):

@@ -47,7 +47,7 @@ def test_edits_are_not_overwritten_unless_git_has_them(folder, committed):
     git(folder, "add", "-A")
     git(folder, "commit", "-qm", "first")
     path = folder / "params.yaml"
-    mine = path.read_text().replace("layers: 5", "layers: 3")
+    mine = path.read_text().replace("layers: 4", "layers: 3")
     path.write_text(mine)
     if committed:
         git(folder, "commit", "-qam", "mine")

@@ -259,4 +259,4 @@ def test_a_number_format_that_has_no_effect_here_is_told(work, capfd, monkeypatc
     """bf16 on a CPU without AMX; what such a CPU is asked is tested in tests/model/test_precision.py."""
     monkeypatch.setattr("athanor.runtime.choices.without_effect", lambda name, device: name == "bf16")
     execute("pretrain", pretrain={"precision": precision})
-    assert ("this processor multiplies in fp32" in capfd.readouterr().err) == (precision == "bf16")
+    assert ("this processor has no units for it" in capfd.readouterr().err) == (precision == "bf16")

@@ -89,10 +89,9 @@ def test_the_first_module_of_the_forward_pass(stepper, rows, name):
 
 
 def test_what_comes_to_be_between_modules_is_told_by_the_one_around(stepper, rows, monkeypatch):
-    from athanor.model import transformer
-
-    real = transformer.attend
-    monkeypatch.setattr(transformer, "attend", lambda *given: real(*given) * math.nan)
+    real = torch.nn.functional.scaled_dot_product_attention
+    spoilt = lambda *given, **options: real(*given, **options) * math.nan  # noqa: E731
+    monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", spoilt)
     found = forensics.examine(stepper, rows)
     assert found == ("forward", "model.layers.0.self_attn, on the way to model.layers.0.self_attn.o_proj")
 

@@ -94,9 +94,8 @@ def test_measuring_scales_and_leaves_no_trace():
     chunk = 4 * CHUNK_ROWS * DEFAULT.vocab_size
     assert 0.9 * chunk <= measured.loss.fixed - 4 * DEFAULT.vocab_size * DEFAULT.dim < 2 * chunk  # logits of a chunk
     assert measured.loss.token < 4 * DEFAULT.vocab_size / 4  # and never all of them
-    assert (
-        measure_activations(DEFAULT, "bf16", CPU, True, False) == measured
-    )  # factors of products are rounded inside them
+    rounded = measure_activations(DEFAULT, "bf16", CPU, True, False)  # copies of weights, and activations
+    assert rounded.block.fixed < measured.block.fixed and rounded.block.token < measured.block.token
     narrow = measure_activations(DEFAULT, "fp16", CPU, True, False)
     assert narrow.block.token < measured.block.token and narrow.block.fixed >= 2 * block_weights(DEFAULT) / 5  # copies
 
