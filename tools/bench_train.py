@@ -85,19 +85,17 @@ def ours(config: ModelConfig, seed: int, threads: int, choices: Choices) -> Call
     settings = LoopSettings(
         1, STEP_TOKENS, CLIP, 0.0, choices.precision, True, 0, 0, load.micro_batch_rows, threads, 1, 1e9
     )
-    model = Transformer.fresh(config, seed)
+    model, cache = Transformer.fresh(config, seed), Path(tempfile.gettempdir()) / "athanor-bench-train"
     hooks = Hooks(validate=lambda model: {}, on_note=lambda text: print(text, file=sys.stderr))
-    cache = Path(tempfile.gettempdir()) / "athanor-bench-train"
-    inside = contextlib.ExitStack()
-    inside.enter_context(tuned(model, choices, load, settings, hooks, cache))
+    (inside := tuned(model, choices, load, settings, hooks, cache)).__enter__()
     replicas = CpuReplicas(model, threads).__enter__()
     stepper = Stepper(replicas, OptimizerSettings(0.9, 0.97, 1e-8, 0.1), settings)
 
     def step(tokens_BS: np.ndarray, number: int) -> float:
         rows = SimpleNamespace(tokens_BS=tokens_BS, document_BS=np.zeros_like(tokens_BS))
+        assert inside is not None  # a context that nobody holds ends, and lets go of what was compiled
         return float(stepper.step(rows, rate(number))[0][0])
 
-    step.inside = inside  # type: ignore[attr-defined]  # a context that nobody holds ends: what was compiled is let go
     return step
 
 
