@@ -199,6 +199,9 @@ def moment_bytes(config: ModelConfig, optimizer: str) -> int:
     return 4 * (2 * config.trained_count() - (block_weights(config) if optimizer == "muon" else 0))
 
 
+_BF16_KERNELS = 25e6  # what oneDNN compiles and packs for Muon's products; fitted to three shapes on one machine
+
+
 def _update_bytes(config: ModelConfig, footprint: StepFootprint) -> float:
     """Bytes that Muon holds while it steps: gradient, factors, product and direction of the matrices at work.
 
@@ -210,7 +213,7 @@ def _update_bytes(config: ModelConfig, footprint: StepFootprint) -> float:
     elements = 2 * config.layers * matrix  # the gates and what they are multiplied with, which have one shape
     if footprint.replicas > 1:  # a piece on each core
         elements = min(elements, footprint.parallel * max(matrix, PIECE_ELEMENTS))
-    return elements * (12.0 if fast_bf16() else 18.0)
+    return elements * 12.0 + _BF16_KERNELS if fast_bf16() else elements * 18.0
 
 
 def training_bytes(
