@@ -213,7 +213,7 @@ def _update_bytes(config: ModelConfig, footprint: StepFootprint) -> float:
     elements = 2 * config.layers * matrix  # the gates and what they are multiplied with, which have one shape
     if footprint.replicas > 1:  # a piece on each core
         elements = min(elements, footprint.parallel * max(matrix, PIECE_ELEMENTS))
-    return elements * 12.0 + _BF16_KERNELS if fast_bf16() else elements * 18.0
+    return elements * (12.0 if fast_bf16() else 18.0)
 
 
 def training_bytes(
@@ -252,7 +252,8 @@ def training_bytes(
     factor = _SLACK.get(device.type, 1.15) if slack is None else slack
     work = idle_gradients + factor * footprint.parallel * max(turning_point, end)
     update = gradient + factor * _update_bytes(config, footprint)  # one gradient: the replicas' are added up by then
-    return int(_held_bytes(config, footprint) + max(work, update) + _FIXED_BYTES)
+    kernels = _BF16_KERNELS if footprint.optimizer == "muon" and device.type == "cpu" and fast_bf16() else 0.0
+    return int(_held_bytes(config, footprint) + max(work, update) + _FIXED_BYTES + kernels)
 
 
 def available_bytes(device: torch.device) -> int | None:
