@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from athanor.base.errors import ParamsError
-from athanor.model.rounded import Numerics, fast_bf16
+from athanor.model.rounded import Numerics, fast_bf16, forget_weights
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 _FIRST_SCALE = 2.0**16
@@ -60,6 +60,7 @@ def products(precision: str, device: torch.device) -> Iterator[None]:
             _inside -= 1
             if not _inside:
                 torch.set_float32_matmul_precision("highest")
+                forget_weights()
 
 
 def numerics() -> Numerics:

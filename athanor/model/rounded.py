@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -52,6 +53,16 @@ def rounded(product: Tensor) -> Tensor:
     return product if product.dtype == torch.bfloat16 else product.bfloat16().float()
 
 
+# By memory and version of the weights, which are kept, so that no other tensor gets their memory.
+_factors: dict[tuple[int, ...], tuple[tuple[Tensor, ...], Tensor]] = {}
+_lock = threading.Lock()
+
+
+def forget_weights() -> None:
+    """Let go of what `Numerics.weights` keeps."""
+    _factors.clear()
+
+
 class Numerics(NamedTuple):
     """Products as they are at the time of the forward pass, for the backward pass too."""
 
@@ -64,6 +75,20 @@ class Numerics(NamedTuple):
     def result(self, x: Tensor) -> Tensor:
         """What was computed from factors, in their format."""
         return rounded(x) if self.rounds else x
+
+    def empty(self, shape: Sequence[int]) -> Tensor:
+        """For a factor on the CPU."""
+        return torch.empty(shape, dtype=torch.bfloat16 if self.rounds and fast_bf16() else torch.float32)
+
+    def weights(self, *parts: Tensor) -> Tensor:
+        """Weights as one factor, below one another; rounded once until `forget_weights`, for all replicas of a model."""
+        if not self.rounds:
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
+        key = tuple(number for part in parts for number in (part.data_ptr(), part._version))
+        with _lock:
+            if key not in _factors:
+                _factors[key] = parts, factor(torch.cat(parts))
+            return _factors[key][1]
 
     def mm(self, a: Tensor, b: Tensor) -> Tensor:
         return self.result(torch.mm(a, b))
