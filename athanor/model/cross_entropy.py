@@ -20,7 +20,7 @@ def summed_cross_entropy(
 
     Also that of each target, fp32 [N], to look at: no gradient goes through it.
 
-    Logits never exist as a whole: a chunk of 256 rows stays in the cache from
+    Logits never exist as a whole: a chunk of 512 rows stays in the cache from
     the product to both gradients. 10 to 25 % faster than the plain way here.
     """
     return _CrossEntropy.apply(h_ND, head_VD, next_N, divisor, z_loss)

@@ -154,8 +154,8 @@ def heads(
     B, T, H, K, E, n. The last result is the inverse root mean square of each query and key head.
     """
     B, T, H, K, E, n = shape
-    q, inverse = by.empty((B * K, T // n, H // K * n, E)), projected.new_empty(B, T, H + K, dtype=torch.float32)
-    k, v = by.empty((B * K, T, E)), by.empty((B * K, T, E))
+    q, k, v = by.empty((B * K, T // n, H // K * n, E)), by.empty((B * K, T, E)), by.empty((B * K, T, E))
+    inverse = torch.ones(B, T, H + K)
     sizes = (B, T, H, K, E // 2, n)
     if not _compiled("heads", by, *sizes, projected, gains_2E, table, eps, q, k, v, inverse):
         raw = projected.view(B, T, H + 2 * K, E)
@@ -208,8 +208,8 @@ def softmax(scores: Tensor, bias_BTT: Tensor | None, start: int, n: int, by: Num
     `bias_BTT` is added, if there is one; no query sees what comes after it.
     """
     rows, width, S = scores.shape
-    B = rows if bias_BTT is None else len(bias_BTT)
-    if not _compiled("softmax", by, B, rows // B * width // n, n, S, start, start + n, scores, bias_BTT):
+    B, T = (rows, S) if bias_BTT is None else bias_BTT.shape[:2]
+    if not _compiled("softmax", by, B, rows // B * width // n, n, S, start, T, scores, bias_BTT):
         x = scores.float().view(B, -1, n, S)
         if bias_BTT is not None:
             x = x + bias_BTT[:, None, start : start + n, :S]

@@ -1,9 +1,8 @@
-"""Kernels for training on a CPU, with gradients written by hand: fewer passes over memory than autograd makes.
+"""Halves of a block for training on a CPU, with gradients written by hand: fewer passes over memory than autograd makes.
 
-At widths of 128 to 512 half of a training step is not matrix products but
-passes over activations. Each function here has a plain version, which is what
-runs on accelerators, under a compiler and without gradients; tests hold the
-two together.
+What lies between the products is in athanor/model/elementwise.py. Each function
+here has a plain version, which is what runs on accelerators, under a compiler
+and without gradients; tests hold the two together.
 
 In bf16 both factors of every product are rounded, and so is what comes out of
 it (athanor/model/rounded.py); the residual stream, norms, rotations and the

@@ -22,6 +22,7 @@ from athanor.hardware.policy import AUTO, Requested, resolve
 from athanor.model import gpu_family
 from athanor.model.config import ModelConfig
 from athanor.model.device import prepare
+from athanor.model.elementwise import library
 from athanor.model.precision import without_effect
 from athanor.runtime.machine import anchor, machine
 from athanor.runtime.run import Run
@@ -57,10 +58,13 @@ def chosen(
     decided = world.broadcast_object(decided)
     choices, reasons = Choices(**decided["choices"]), decided["why"]
     chosen_values = dataclasses.asdict(choices)
-    if world.main and without_effect(choices.precision, prepare(machine().device, machine().threads)):
+    device = prepare(machine().device, machine().threads)
+    if world.main and without_effect(choices.precision, device):
         run.note(
             f"precision {choices.precision}: this processor has no units for it, so fp32 rounded to it is used, and nothing is gained"
         )
+    if world.main and device.type == "cpu" and library() is None:
+        run.note("no C compiler (cc) that works: steps take about 1.5 times as long as with one")
     run.fact(choices=", ".join(f"{name} {value}" for name, value in chosen_values.items()), choices_why=str(reasons))
     return choices
 

@@ -7,6 +7,7 @@ counted. That takes milliseconds, and tokens, rows and layers scale exactly.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -25,7 +26,7 @@ from athanor.model.config import ModelConfig
 from athanor.model.cross_entropy import CHUNK_ROWS
 from athanor.model.flops import block_weights
 from athanor.model.gpu_family import identify
-from athanor.model.kernels import BLOCK_TOKENS, MAX_ROW_TOKENS
+from athanor.model.kernels import BLOCK_TOKENS, attention_by_torch, cpu_attention_fits
 from athanor.model.loss import Targets, training_loss
 from athanor.model.precision import autocast, rounds_products
 from athanor.model.rounded import fast_bf16
@@ -121,27 +122,28 @@ class LiveBytes(TorchDispatchMode):
 
 @functools.lru_cache(maxsize=32)
 def measure_activations(
-    config: ModelConfig, precision: str, device: torch.device, documents: bool, in_blocks: bool
+    config: ModelConfig, precision: str, device: torch.device, documents: bool, by_hand: bool, tokens: int
 ) -> SavedActivations:
     """Measure what backward keeps of this model, on the device and in the precision that it will train in.
 
-    `in_blocks`: attention of whole blocks by hand, whose rows are measured in blocks.
+    `by_hand`: with the attention of athanor/model/kernels.py. `tokens` of a micro-batch, of which the loss takes a chunk at once.
     """
     cpu_kernels = device.type == "cpu" and (precision == "fp32" or rounds_products(precision, device))
     unit = min(_PROBE_TOKENS.get(device.type, 32), config.context_tokens // 3)
-    if cpu_kernels:  # or else lengths of which none is whole blocks
-        unit = BLOCK_TOKENS if in_blocks else BLOCK_TOKENS + 1
+    if cpu_kernels:
+        unit = BLOCK_TOKENS // 4  # rows of up to three are one block each
     widths = dataclasses.replace(config, vocab_size=64)
     lengths = (unit, 2 * unit, 3 * unit)
-    one_layer, two_layers = (
-        [_run(dataclasses.replace(widths, layers=layers), T, 1, precision, device, documents)[0] for T in lengths]
-        for layers in (1, 2)
-    )
+    with contextlib.nullcontext() if by_hand else attention_by_torch():
+        one_layer, two_layers = (
+            [_run(dataclasses.replace(widths, layers=layers), T, 1, precision, device, documents)[0] for T in lengths]
+            for layers in (1, 2)
+        )
     block = _growth(unit, [b - a for a, b in zip(one_layer, two_layers, strict=True)])
     rest = _growth(unit, [2 * a - b for a, b in zip(one_layer, two_layers, strict=True)])
     # The loss alone: of a model so narrow that nothing else counts, with two numbers of targets beyond one chunk.
     narrow = dataclasses.replace(config, layers=1, dim=8, heads=1, kv_heads=1, head_dim=8, ffn_dim=8)
-    step = CHUNK_ROWS if cpu_kernels else unit
+    step = max(1, min(CHUNK_ROWS, tokens)) if cpu_kernels else unit
     peak_few, peak_many = (_run(narrow, 64, n, precision, device, False, backward=True)[1] for n in (step, 2 * step))
     slope = (peak_many - peak_few) / step
     fixed = max(0.0, peak_few - slope * step) + (4 * config.vocab_size * config.dim if cpu_kernels else 0)
@@ -231,9 +233,10 @@ def training_bytes(
     """
     # Neither the number of blocks nor the context changes what one row of a few tokens keeps.
     alike = dataclasses.replace(config, layers=1, context_tokens=min(config.context_tokens, 3 * _PROBE_TOKENS["cuda"]))
-    whole_blocks = footprint.row_tokens <= MAX_ROW_TOKENS and footprint.row_tokens % BLOCK_TOKENS == 0
-    in_blocks = device.type == "cpu" and footprint.precision == "fp32" and whole_blocks
-    measured = measure_activations(alike, footprint.precision, device, footprint.documents, in_blocks)
+    by_hand = cpu_attention_fits(device.type, footprint.precision, footprint.row_tokens)
+    measured = measure_activations(
+        alike, footprint.precision, device, footprint.documents, by_hand, footprint.micro_batch_tokens
+    )
     rows, T, gradient = footprint.micro_batch_rows, footprint.row_tokens, 4 * config.trained_count()
     block, rest = measured.block.bytes(rows, T), measured.rest.bytes(rows, T)
     blocks = config.layers * block
