@@ -1,6 +1,6 @@
 """Training speed beside transformers' Llama and, where its model.py is given, nanoGPT, at equal shapes and equal loss.
 
-    python -m tools.bench_train [--shapes 1m,default,5m,30m] [--rounds 20] [--nanogpt PATH/model.py] [--losses]
+    python -m tools.bench_train [--shapes 1m,default,5m,30m] [--numerics bf16] [--rounds 20] [--nanogpt PATH/model.py] [--losses]
 
 Every contender has a process of its own, and they take their steps in turns;
 what counts is the ratio within a round, and beside it the one of everybody's
@@ -38,14 +38,11 @@ WARM_STEPS = 4  # the first compiles, and glibc's heap grows during the next
 
 SHAPES = {
     "1m": ModelConfig(2048, 4, 128, 4, 2, 32, 352, 128, 1e4, 1e-6, False),
-    "default": ModelConfig(4096, 5, 192, 6, 2, 32, 512, 256, 1e4, 1e-6, False),
+    "default": ModelConfig(4096, 4, 192, 3, 3, 64, 640, 256, 1e4, 1e-6, False),
     "5m": ModelConfig(4096, 6, 256, 8, 4, 32, 704, 256, 1e4, 1e-6, False),
     "30m": ModelConfig(8192, 8, 512, 8, 4, 64, 1408, 1024, 1e4, 1e-6, False),
 }
-# Ours in fp32, and with products of bf16 factors (sums and all else in fp32), which pays where the processor has units for it.
-OURS = ("athanor", "athanor-bf16")
-CONTENDERS = (*OURS, "transformers", "transformers-compiled", "nanogpt", "nanogpt-compiled")
-# Also known by name: any of the others with `-bf16`, which is torch's own switch for such products, set around all of it.
+CONTENDERS = ("athanor", "transformers", "transformers-compiled", "nanogpt", "nanogpt-compiled")
 
 
 def words(vocab_size: int, wanted: int) -> np.ndarray:
@@ -99,7 +96,9 @@ def ours(config: ModelConfig, seed: int, threads: int, choices: Choices) -> Call
     return step
 
 
-def theirs(model: Any, loss_of: Callable[[Any, Any], Any], micro_rows: int) -> Callable[[np.ndarray, int], float]:
+def theirs(
+    model: Any, loss_of: Callable[[Any, Any], Any], micro_rows: int, precision: str
+) -> Callable[[np.ndarray, int], float]:
     """The usual loop: AdamW, fused; the norm clipped; a decay of matrices alone."""
     import torch
 
@@ -114,7 +113,8 @@ def theirs(model: Any, loss_of: Callable[[Any, Any], Any], micro_rows: int) -> C
         parts = torch.from_numpy(np.ascontiguousarray(tokens_BS)).split(micro_rows)
         losses = []
         for part in parts:
-            loss = loss_of(part[:, :-1].contiguous(), part[:, 1:].contiguous()) / len(parts)
+            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+                loss = loss_of(part[:, :-1].contiguous(), part[:, 1:].contiguous()) / len(parts)
             loss.backward()
             losses.append(loss.detach())
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
@@ -124,7 +124,9 @@ def theirs(model: Any, loss_of: Callable[[Any, Any], Any], micro_rows: int) -> C
     return step
 
 
-def llama(shape: ModelConfig, seed: int, compiled: bool, micro_rows: int) -> Callable[[np.ndarray, int], float]:
+def llama(
+    shape: ModelConfig, seed: int, compiled: bool, micro_rows: int, precision: str
+) -> Callable[[np.ndarray, int], float]:
     import torch
     import torch.nn.functional as F
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -150,11 +152,11 @@ def llama(shape: ModelConfig, seed: int, compiled: bool, micro_rows: int) -> Cal
     def loss_of(ids: Any, following: Any) -> Any:
         return F.cross_entropy(run(input_ids=ids, use_cache=False).logits.flatten(0, 1), following.flatten())
 
-    return theirs(model, loss_of, micro_rows)
+    return theirs(model, loss_of, micro_rows, precision)
 
 
 def nanogpt(
-    shape: ModelConfig, seed: int, compiled: bool, micro_rows: int, source: str
+    shape: ModelConfig, seed: int, compiled: bool, micro_rows: int, precision: str, source: str
 ) -> Callable[[np.ndarray, int], float]:
     """GPT-2's shape with as many layers; its width is the multiple of the heads that comes nearest in parameters."""
     import torch
@@ -182,10 +184,12 @@ def nanogpt(
     width = min(widths, key=lambda w: abs(12 * shape.layers * w * w + fixed * w - shape.parameter_count()))
     model = module.GPT(config(width))
     run = torch.compile(model) if compiled else model
-    return theirs(model, lambda ids, following: run(ids, following)[1], micro_rows)
+    return theirs(model, lambda ids, following: run(ids, following)[1], micro_rows, precision)
 
 
-def work(contender: str, shape: ModelConfig, seed: int, threads: int, micro_rows: int, source: str) -> None:
+def work(
+    contender: str, shape: ModelConfig, seed: int, threads: int, micro_rows: int, precision: str, source: str
+) -> None:
     """A contender in this process: one step for each line on stdin, answered by its seconds and loss as JSON."""
     import torch
 
@@ -193,12 +197,11 @@ def work(contender: str, shape: ModelConfig, seed: int, threads: int, micro_rows
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)  # for everybody, or Adam's denormals decide
     if contender.startswith("athanor"):
-        choices = Choices("bf16" if "bf16" in contender else "fp32", compile="compiled" in contender)
+        choices = Choices(precision, compile="compiled" in contender)
         step = ours(shape, seed, threads, choices)
     else:
-        torch.set_float32_matmul_precision("medium" if "bf16" in contender else "highest")
         make, more = (llama, ()) if contender.startswith("transformers") else (nanogpt, (source,))
-        step = make(shape, seed, "compiled" in contender, micro_rows, *more)
+        step = make(shape, seed, "compiled" in contender, micro_rows, precision, *more)
     batch = batches(shape, MOST_STEPS)
     for number, _ in enumerate(sys.stdin):
         at = time.perf_counter()
@@ -212,7 +215,16 @@ class Contender:
 
     def __init__(self, name: str, shape: str, seed: int, args: argparse.Namespace, micro_rows: int) -> None:
         command = [sys.executable, "-m", "tools.bench_train", "--work", name, "--shapes", shape, "--seed", str(seed)]
-        command += ["--micro-rows", str(micro_rows), "--threads", str(args.threads), "--nanogpt", args.nanogpt]
+        command += [
+            "--numerics",
+            args.numerics,
+            "--micro-rows",
+            str(micro_rows),
+            "--threads",
+            str(args.threads),
+            "--nanogpt",
+            args.nanogpt,
+        ]
         self.name, self.errors = name, tempfile.TemporaryFile("w+")
         self.child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True
@@ -277,8 +289,8 @@ def compare(name: str, names: list[str], args: argparse.Namespace) -> dict[str, 
     try:
         for number in range(args.rounds):
             if number % CEILING_EVERY == 0:
-                measured = products(config, 1024, torch.device("cpu"), 2.0, ("fp32",))
-                ceilings.append(measured["gflops"]["fp32"]["ceiling"])
+                measured = products(config, 1024, torch.device("cpu"), 2.0, (args.numerics,))
+                ceilings.append(measured["gflops"][args.numerics]["ceiling"])
             turn = number % len(contenders)
             for contender in contenders[turn:] + contenders[:turn]:
                 seconds[contender.name].append(contender.step()[0])
@@ -291,7 +303,7 @@ def compare(name: str, names: list[str], args: argparse.Namespace) -> dict[str, 
     others = sorted(seconds.keys() - set(ours_here), key=lambda one: statistics.median(seconds[one]))
     for one in ours_here:
         if one == "athanor":  # the best step beside the best ceiling: what neither a neighbour nor a burst decides
-            told["athanor / fp32 ceiling"] = spread([STEP_TOKENS * gflop / s / max(ceilings) for s in seconds[one]])
+            told["athanor / ceiling"] = spread([STEP_TOKENS * gflop / s / max(ceilings) for s in seconds[one]])
         for other in others:
             pairs = zip(seconds[one], seconds[other], strict=True)
             best = min(seconds[other]) / min(seconds[one])
@@ -329,6 +341,7 @@ def main() -> None:
     parser.add_argument("--shapes", default=",".join(SHAPES))
     parser.add_argument("--contenders", default=",".join(CONTENDERS))
     parser.add_argument("--rounds", type=int, default=20, help="steps of each contender")
+    parser.add_argument("--numerics", choices=("fp32", "bf16"), default="bf16", help="theirs are torch's autocast")
     parser.add_argument("--losses", action="store_true", help="compare the loss after equal tokens, too")
     parser.add_argument("--nanogpt", default="", help="path of nanoGPT's model.py")
     parser.add_argument("--threads", type=int, default=cores())
@@ -336,7 +349,7 @@ def main() -> None:
         parser.add_argument(hidden, type=kind, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:
-        work(args.work, SHAPES[args.shapes], args.seed, args.threads, args.micro_rows, args.nanogpt)
+        work(args.work, SHAPES[args.shapes], args.seed, args.threads, args.micro_rows, args.numerics, args.nanogpt)
         return
     contenders = [c for c in args.contenders.split(",") if args.nanogpt or not c.startswith("nanogpt")]
     for name in args.shapes.split(","):
