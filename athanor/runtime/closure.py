@@ -82,7 +82,8 @@ def closure(root: Path, module: str) -> list[str]:
             raise AthanorError("no such module", where=name)
         text = path.read_text(encoding="utf-8")
         if path.name != "__init__.py" or text.strip():
-            files.add(path.relative_to(root).as_posix())
+            own = (path, path.with_suffix(".c"))  # what a module compiles has its name
+            files.update(file.relative_to(root).as_posix() for file in own if file.exists())
         queue += imports(root, name, ast.parse(text))
         components = name.split(".")
         queue += [
@@ -107,7 +108,12 @@ def digest_of(files: Mapping[str, str]) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """Digest of one file's syntax tree without docstrings, the same for every version of Python that can parse it."""
+    """Digest of one file's syntax tree without docstrings, the same for every version of Python that can parse it.
+
+    Of a file of C, its bytes.
+    """
+    if path.suffix == ".c":
+        return sha256_bytes(path.read_bytes())
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):

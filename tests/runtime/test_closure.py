@@ -44,6 +44,15 @@ def test_closure_follows_lazy_imports_and_is_cut_at_pipeline(repo):
     assert closure.closure(repo, "stages.train") == ["athanor/model/net.py", "athanor/model/ops.py", "stages/train.py"]
 
 
+def test_what_a_module_compiles_is_its_code(repo):
+    before = closure.code_digest(repo, "stages.train")
+    (repo / "athanor/model/ops.c").write_text("int one;")
+    digests = [closure.code_digest(repo, "stages.train")]
+    assert "athanor/model/ops.c" in closure.closure(repo, "stages.train")
+    (repo / "athanor/model/ops.c").write_text("int two;")
+    assert len({before, *digests, closure.code_digest(repo, "stages.train")}) == 3
+
+
 def test_missing_and_superfluous_are_named_and_fixed_with_comments_kept(repo):
     problems = closure.compare(repo)
     assert "train: missing code dependency athanor/model" in problems
