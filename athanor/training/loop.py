@@ -200,11 +200,10 @@ class _Training:
             self.vitals.before(progress.step + 1)
             self.meter.begin_step()
             position = progress.step * settings.batch_tokens
-            tokens = position + settings.batch_tokens
-            lr = self.schedule.lr_at(tokens)
+            lr = self.schedule.lr_at(position + settings.batch_tokens)
             with self.meter.time("data"):
                 rows = self.recovery.batch(position)
-            scalars, count = self.recovery.step(rows, lr, tokens)
+            scalars, count = self.recovery.step(rows, lr)
             pending.append(scalars)
             progress.step += 1
             progress.supervised += count

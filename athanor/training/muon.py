@@ -2,8 +2,7 @@
 
 Jordan et al. 2024 (kellerjordan.github.io/posts/muon); the scale of the update
 is that of Liu et al. 2025 (arXiv:2502.16982), at which learning rate and weight
-decay mean the same as for AdamW, so both parts of a model share them. Rows that
-are brought to one size are NorMuon (Li et al. 2025, arXiv:2510.05491).
+decay mean the same as for AdamW, so both parts of a model share them.
 """
 
 from __future__ import annotations
@@ -60,13 +59,11 @@ class Piece(NamedTuple):
     names: list[str]
     shape: tuple[int, ...]  # of a whole matrix: equal in every process
     momentum: Tensor
-    variance: Tensor | None  # of whole matrices in every process, [B, M, 1], or [B, 1, N] of wide ones
 
     def only(self, index: int) -> Piece:
         """One of the matrices, with its part of the same state."""
         part = slice(index, index + 1)
-        variance = None if self.variance is None else self.variance[part]
-        return Piece(self.names[part], self.shape, self.momentum[part], variance)
+        return Piece(self.names[part], self.shape, self.momentum[part])
 
 
 class Muon:
@@ -75,9 +72,7 @@ class Muon:
     Layers of equal shape are updated together; with `parallel_map` in pieces that
     do not depend on the number of cores, and so neither do the bits. With
     `sharded`, weights are shards of matrices: one group is gathered at a time,
-    every process computes the same directions and keeps its shard. With
-    `variance_beta`, rows of a direction are divided by the root of a running
-    mean of their mean square.
+    every process computes the same directions and keeps its shard.
     """
 
     def __init__(
@@ -87,10 +82,8 @@ class Muon:
         weight_decay: float,
         parallel_map: ParallelMap | None = None,
         sharded: ShardedParams | None = None,
-        variance_beta: float = 0.0,
     ) -> None:
         self.weights, self.momentum, self.weight_decay = dict(weights), momentum, weight_decay
-        self.variance_beta = variance_beta
         self.parallel_map, self.sharded = parallel_map, sharded
         groups: dict[tuple[int, ...], list[str]] = {}
         for name, weight in self.weights.items():
@@ -102,10 +95,7 @@ class Muon:
             for start in range(0, len(group), size):
                 names = group[start : start + size]
                 momentums = torch.stack([torch.zeros_like(self.weights[name].detach()) for name in names])
-                rows, columns = shape
-                sizes = (len(names), rows, 1) if rows >= columns else (len(names), 1, columns)
-                variance = momentums.new_zeros(sizes) if variance_beta else None
-                self.pieces.append(Piece(names, shape, momentums, variance))
+                self.pieces.append(Piece(names, shape, momentums))
 
     @torch.no_grad()
     def step_unless(self, skip: Tensor, lr: float) -> None:
@@ -143,34 +133,22 @@ class Muon:
         # momentum + (1 - beta)(gradient - momentum), or the momentum itself.
         piece.momentum.lerp_(gradients, (1 - self.momentum) * keep)
         gradients.lerp_(piece.momentum, self.momentum)
-        directions = self._directions(piece, gradients, keep).mul_(keep * (-lr * _RMS * max(piece.shape) ** 0.5))
+        directions = self._directions(piece, gradients).mul_(keep * (-lr * _RMS * max(piece.shape) ** 0.5))
         torch._foreach_mul_(weights, 1 - keep * (lr * self.weight_decay))
         torch._foreach_add_(weights, directions.unbind())
 
-    def _directions(self, piece: Piece, gradients: Tensor, keep: Tensor) -> Tensor:
+    def _directions(self, piece: Piece, gradients: Tensor) -> Tensor:
         if self.sharded is None:
-            return self._even(piece, orthogonal(gradients), keep)
+            return orthogonal(gradients)
         whole = [self.sharded.gathered(name, part) for name, part in zip(piece.names, gradients.unbind(), strict=True)]
-        directions = self._even(piece, orthogonal(torch.stack(whole)), keep)
+        directions = orthogonal(torch.stack(whole))
         parts = zip(piece.names, directions.unbind(), strict=True)
         return torch.stack([self.sharded.shard_of(name, direction) for name, direction in parts])
 
-    def _even(self, piece: Piece, directions: Tensor, keep: Tensor) -> Tensor:
-        """Rows, or columns of wide matrices, of one size in the mean of many steps; each matrix keeps its norm."""
-        if piece.variance is None:
-            return directions
-        squares = directions.square().mean(2 if piece.variance.shape[2] == 1 else 1, keepdim=True)
-        piece.variance.lerp_(squares, (1 - self.variance_beta) * keep)
-        even = directions * piece.variance.clamp(min=1e-10).rsqrt()
-        before, after = (torch.linalg.vector_norm(matrix, dim=(1, 2), keepdim=True) for matrix in (directions, even))
-        return even.mul_(before / after.clamp(min=1e-10))
-
     def tensors(self) -> dict[str, Tensor]:
-        """The state as `<parameter>.momentum` and `.variance` tensors, which are views of the stacks."""
+        """The state as `<parameter>.momentum` tensors, which are views of the stacks."""
         return {
-            f"{name}.{key}": state
+            f"{name}.momentum": momentum
             for piece in self.pieces
-            for key, states in (("momentum", piece.momentum), ("variance", piece.variance))
-            if states is not None
-            for name, state in zip(piece.names, states, strict=True)
+            for name, momentum in zip(piece.names, piece.momentum, strict=True)
         }

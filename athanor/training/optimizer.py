@@ -13,12 +13,10 @@ from torch.optim.adamw import adamw
 from athanor.base.errors import InputError
 from athanor.training.muon import Muon, ParallelMap, ShardedParams
 
-FIRST_MOMENTUM = 0.85  # of Muon's warm-up
-
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """`name`: adamw, or muon for matrices with AdamW for the rest. `momentum*` and `variance_beta` are Muon's, the others are AdamW's.
+    """`name`: adamw, or muon for matrices with AdamW for the rest. `momentum` is Muon's, the others are AdamW's.
 
     The factors are times the learning rate.
     """
@@ -31,22 +29,13 @@ class OptimizerSettings:
     momentum: float = 0.95
     embedding_lr_factor: float = 1.0
     head_lr_factor: float = 1.0
-    variance_beta: float = 0.0
-    momentum_warmup_tokens: int = 0
 
     @classmethod
     def of(cls, params: Any) -> OptimizerSettings:
         """From the parameters of a stage that trains."""
         adamw = (params.beta1, params.beta2, params.eps, params.weight_decay)
         factors = (params.embedding_lr_factor, params.head_lr_factor)
-        muon = (params.muon_variance_beta, params.muon_momentum_warmup_tokens)
-        return cls(*adamw, params.optimizer, params.muon_momentum, *factors, *muon)
-
-    def momentum_at(self, tokens: int | None) -> float:
-        """Muon's momentum in the step that ends at `tokens`; None: past the warm-up."""
-        if tokens is None or tokens >= self.momentum_warmup_tokens:
-            return self.momentum
-        return FIRST_MOMENTUM + (self.momentum - FIRST_MOMENTUM) * tokens / self.momentum_warmup_tokens
+        return cls(*adamw, params.optimizer, params.muon_momentum, *factors)
 
     def lr_factor(self, name: str) -> float:
         """Of a weight that AdamW changes. A tied output matrix is the embedding."""
@@ -88,21 +77,14 @@ class Optimizer:
                 )
         self.optimizers: list[AdamW | Muon] = [AdamW(self.weights, settings)]
         if settings.name == "muon":
-            inside = {name: weight for name, weight in self.weights.items() if "lm_head" not in name}
-            matrices = {name: weight for name, weight in inside.items() if decays(name, weight)}
+            matrices = {name: weight for name, weight in self.weights.items() if decays(name, weight)}
             others = {name: weight for name, weight in self.weights.items() if name not in matrices}
-            rates = (settings.momentum, settings.weight_decay)
-            muon = Muon(matrices, *rates, parallel_map, sharded, settings.variance_beta)
+            muon = Muon(matrices, settings.momentum, settings.weight_decay, parallel_map, sharded)
             self.optimizers = [muon, AdamW(others, settings)]
 
-    def step_unless(self, skip: Tensor, lr: float, tokens: int | None = None) -> None:
-        """One update at learning rate `lr`, or nothing at all where `skip` is true; decided on the device.
-
-        `tokens` that are trained on after it; None: past the warm-up of momentum.
-        """
+    def step_unless(self, skip: Tensor, lr: float) -> None:
+        """One update at learning rate `lr`, or nothing at all where `skip` is true; decided on the device."""
         for optimizer in self.optimizers:
-            if isinstance(optimizer, Muon):
-                optimizer.momentum = self.settings.momentum_at(tokens)
             optimizer.step_unless(skip, lr)
 
     def tensors(self) -> dict[str, Tensor]:

@@ -48,12 +48,12 @@ class Recovery:
 
     # -- memory -------------------------------------------------------------
 
-    def step(self, rows: Rows, lr: float, tokens: int | None = None) -> tuple[Tensor, int]:
+    def step(self, rows: Rows, lr: float) -> tuple[Tensor, int]:
         """`Stepper.step`; when memory runs out with smaller micro-batches, down to one row."""
         while True:
             judged = self.stepper.guard.judged
             try:
-                return self.stepper.step(rows, lr, tokens)
+                return self.stepper.step(rows, lr)
             except (MemoryError, RuntimeError) as error:
                 if not out_of_memory(error):
                     raise

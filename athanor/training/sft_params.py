@@ -24,8 +24,6 @@ class SftParams:
     cooldown_shape: str = param(choices=("sqrt", "linear"), default="sqrt")  # the rate falls with 1 - sqrt(x), or 1 - x
     optimizer: str = param(choices=("adamw", "muon"))  # muon: for the matrices in the blocks, AdamW for the rest
     muon_momentum: float = param(min=0.0, max=0.9999, default=0.95)
-    muon_momentum_warmup_tokens: int = param(min=0, default=0)  # from 0.85 to muon_momentum over so many; 0 is off
-    muon_variance_beta: float = param(min=0.0, max=0.9999, default=0.0)  # rows of updates of one size; 0 is off
     embedding_lr_factor: float = param(min=0.0, max=100.0, default=1.0)  # times lr; of a tied output matrix, too
     head_lr_factor: float = param(min=0.0, max=100.0, default=1.0)  # times lr; of an output matrix of its own
     beta1: float = param(min=0.0, max=0.9999, default=0.9)

@@ -65,15 +65,12 @@ class Stepper:
         """The model with its present weights, whole: in a world of several, ask in all processes."""
         return self.backend.model()
 
-    def step(self, rows: Rows, lr: float, tokens: int | None = None) -> tuple[Tensor, int]:
-        """One update; returns a row of numbers on the device (`named` reads it), and the count of targets.
-
-        `tokens` that are trained on after it; None: past all warm-ups.
-        """
+    def step(self, rows: Rows, lr: float) -> tuple[Tensor, int]:
+        """One update; returns a row of numbers on the device (`named` reads it), and the count of targets."""
         with products(self.settings.precision, self.device):
-            return self._step(rows, lr, tokens)
+            return self._step(rows, lr)
 
-    def _step(self, rows: Rows, lr: float, tokens: int | None) -> tuple[Tensor, int]:
+    def _step(self, rows: Rows, lr: float) -> tuple[Tensor, int]:
         settings, device = self.settings, self.device
         mask_BS = getattr(rows, "mask_BS", None)
         # The targets of the whole step in all processes, not of one micro-batch. The divisor is at least 1,
@@ -107,7 +104,7 @@ class Stepper:
             norm = clip_gradients(weights, settings.grad_clip, self.backend.joint_norm)
             nonfinite = ~(torch.isfinite(norm) & torch.isfinite(loss))
             skipped = self.guard.refuses(loss, norm, nonfinite)
-            self.optimizer.step_unless(skipped, lr, tokens)
+            self.optimizer.step_unless(skipped, lr)
             scale = self.scale.scale
             self.scale.update(nonfinite)
         means_K = sums_K / torch.from_numpy(counts_K).to(device, torch.float32, non_blocking=True)

@@ -30,7 +30,6 @@ ADAMW = OptimizerSettings(0.9, 0.95, 1e-8, 0.1)
 OPTIONS: list[dict[str, Any]] = [
     {"name": "adamw"},
     {"name": "muon", "embedding_lr_factor": 2.0},
-    {"name": "muon", "variance_beta": 0.9, "momentum_warmup_tokens": 1664},  # past the moment of the tests' resume
 ]
 SETTINGS = LoopSettings(
     total_tokens=24 * 128,

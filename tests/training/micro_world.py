@@ -79,7 +79,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     folder = Path(job["folder"]) if main else Path(job["folder"]) / "nobody"
     sampler, error, told = micro.CountingSampler(job.get("masked", False)), None, {}
     try:
-        optimizer = dataclasses.replace(micro.ADAMW, name=job.get("optimizer", "adamw"), **job.get("options", {}))
+        optimizer = dataclasses.replace(micro.ADAMW, name=job.get("optimizer", "adamw"))
         how = {"world": world, "selection_key": micro.near(job["near"]) if "near" in job else None}
         result = train(model, sampler, optimizer, micro.SCHEDULE, settings, folder, hooks, **how)
     except AthanorError as caught:

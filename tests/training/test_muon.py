@@ -56,8 +56,7 @@ def test_muon_brings_singular_values_to_about_one(fast):
     assert bool(torch.isfinite(orthogonal(torch.zeros(1, 4, 4))).all())
 
 
-@pytest.mark.parametrize("variance_beta", [0.0, 0.9])
-def test_muon_in_pieces_is_muon_for_any_number_of_threads(monkeypatch, variance_beta):
+def test_muon_in_pieces_is_muon_for_any_number_of_threads(monkeypatch):
     """Four steps: bits are those of one thread, and up to rounding to bf16 those of whole groups at once."""
     monkeypatch.setattr(muon_module, "PIECE_ELEMENTS", 1024)  # several pieces of a shape, the last one smaller
     ends = []
@@ -65,7 +64,7 @@ def test_muon_in_pieces_is_muon_for_any_number_of_threads(monkeypatch, variance_
         weights = matrices(micro.make_model())
         draw = torch.Generator().manual_seed(1)
         with CpuReplicas(micro.make_model(), max(1, threads)) as replicas:
-            muon = Muon(weights, 0.95, 0.1, replicas.parallel_map if threads else None, variance_beta=variance_beta)
+            muon = Muon(weights, 0.95, 0.1, replicas.parallel_map if threads else None)
             for _ in range(4):
                 for weight in weights.values():
                     weight.grad = torch.randn(weight.shape, generator=draw)
@@ -100,20 +99,6 @@ def test_muon_leaves_matrices_without_a_gradient_alone():
     assert [name for name, state in muon.tensors().items() if not state.any()] == [f"{lonely}.momentum"]
 
 
-def test_momentum_grows_to_its_value():
-    settings = dataclasses.replace(micro.ADAMW, name="muon", momentum_warmup_tokens=1000)
-    assert [settings.momentum_at(tokens) for tokens in (0, 500, 1000, 9000, None)] == pytest.approx(
-        [0.85, 0.9, 0.95, 0.95, 0.95]
-    )
-    assert micro.ADAMW.momentum_at(0) == 0.95
-    model = micro.make_model()
-    optimizer = Optimizer(model, settings)
-    for weight in model.parameters():
-        weight.grad = torch.ones_like(weight)
-    optimizer.step_unless(torch.tensor(False), 0.1, 500)
-    assert float(optimizer.tensors()["model.layers.0.mlp.up_proj.weight.momentum"][0, 0]) == pytest.approx(0.1)
-
-
 @pytest.mark.parametrize("tied", [True, False])
 def test_with_muon_every_weight_has_one_optimiser(tied):
     model = micro.make_model(tied_embeddings=tied)
@@ -122,24 +107,6 @@ def test_with_muon_every_weight_has_one_optimiser(tied):
     for name, weight in model.named_parameters():
         mine = {key for parameter, key in keys if parameter == name}
         assert mine == ({"momentum"} if decays(name, weight) else {"step", "exp_avg", "exp_avg_sq"})
-
-
-def test_variance_brings_rows_to_one_size_and_keeps_the_norm():
-    draw = torch.Generator().manual_seed(1)
-    for shape, dim in (((24, 8), 1), ((8, 24), 0)):
-        ends = []
-        for beta in (0.0, 0.9):
-            weight = torch.nn.Parameter(torch.zeros(shape))
-            weight.grad = torch.randn(shape, generator=draw.manual_seed(2))
-            muon = Muon({"w": weight}, 0.95, 0.0, variance_beta=beta)
-            muon.step_unless(torch.tensor(False), 0.02)
-            ends.append(weight.detach())
-        plain, even = ends
-        assert float(even.norm()) == pytest.approx(float(plain.norm()), rel=1e-5)
-        sizes = even.square().mean(dim)
-        assert torch.allclose(sizes, sizes.mean().expand_as(sizes), rtol=1e-4)
-        assert not torch.allclose(plain.square().mean(dim), sizes, rtol=0.05)
-        assert muon.tensors()["w.variance"].shape == ((24, 1) if dim == 1 else (1, 24))
 
 
 @pytest.mark.parametrize("options", micro.OPTIONS[1:])

@@ -266,7 +266,7 @@ def test_out_of_memory_in_one_process_of_several_is_explained(monkeypatch, tmp_p
 
         world, device = World(), torch.device("cpu")
 
-        def step(self, rows, rate, tokens):
+        def step(self, rows, rate):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
     model = spiked.micro.make_model()
