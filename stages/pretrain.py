@@ -18,6 +18,7 @@ from athanor.runtime.machine import machine
 from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
 from athanor.runtime.slots import Slot
+from athanor.training.bigrams import first_model
 from athanor.training.loop import train
 from athanor.training.model_params import ModelParams
 from athanor.training.optimizer import OptimizerSettings
@@ -91,14 +92,15 @@ def run(run: Run) -> None:
     world, device, footprint, settings, execution = execution_plan(run, (slot, trunk), params, config, total)
     with slot, run.progress(total, "pretrain", "tokens") as bar:
         own_cooldown_data = "cooldown_epochs" in sampler.epochs(total)
-        run.watch_health(schedule, params.batch_tokens, vocabulary.size, own_cooldown_data, execution.precision)
+        ids = 0 if params.bigram_tokens else vocabulary.size  # the first loss says nothing where pairs are known
+        run.watch_health(schedule, params.batch_tokens, ids, own_cooldown_data, execution.precision)
 
         def validate(model: Transformer) -> dict[str, Any]:
             return held_out.scores(model, execution.precision, settings.threads, world)
 
         def before_first_step(model: Transformer) -> None:
             batch = probe_batch(sampler.batch(0, params.batch_tokens), params.document_mask)
-            run.fact(preflight=str(preflight(model, batch.to(device))))
+            run.fact(preflight=str(preflight(model, batch.to(device), fresh=not params.bigram_tokens)))
 
         def on_sample(step: int, model: Transformer) -> None:
             texts = text_sampler(TOKENIZER, params.sample_prompts)(model) if params.sample_prompts else []
@@ -115,7 +117,7 @@ def run(run: Run) -> None:
             on_sample=on_sample,
         )
         world.choose_strategy(config, footprint, device, slot.identity, check=not slot.done)
-        model = Transformer.fresh(config, params.seed).to(device)
+        model = first_model(config, params.seed, SHARDS, 0 if slot.done else params.bigram_tokens).to(device)
         with tuned(model, execution, footprint, settings, loop_hooks, run.anchor / choices.COMPILED, not slot.done):
             result = train(model, sampler, adam, schedule, settings, slot.path, loop_hooks, trunk, world)
         if not world.main:

@@ -8,20 +8,20 @@ from typing import Any
 
 from athanor.base.artifacts import read_json, write_json
 from athanor.base.errors import GateError, Interrupted, ParamsError
-from athanor.model.transformer import Transformer
 from athanor.runtime import choices
 from athanor.runtime.process import stage_main
 from athanor.runtime.progress import Progress
 from athanor.runtime.run import Run
 from athanor.runtime.slots import Slot
 from athanor.training import checkpoint
+from athanor.training.bigrams import first_model
 from athanor.training.loop import Hooks, train
 from athanor.training.pretrain_params import PretrainParams
 from athanor.training.pretraining import Prepared
 from athanor.training.probe import Point, diverged, fit, search, shortened
 from athanor.training.probe_params import ProbeLrParams
 from athanor.training.setup import tuned
-from stages.pretrain import NOT_IN_RESULT, execution_plan, prepare
+from stages.pretrain import NOT_IN_RESULT, SHARDS, execution_plan, prepare
 
 POINT = "point.json"
 MIN_STEPS = 10
@@ -117,7 +117,7 @@ def train_at_lr(run: Run, params: PretrainParams, prepared: Prepared, slot: Slot
         on_note=run.note,
         should_stop=run.stop_requested,
     )
-    model = Transformer.fresh(prepared.config, params.seed).to(device)
+    model = first_model(prepared.config, params.seed, SHARDS, params.bigram_tokens).to(device)
     try:
         with tuned(model, execution, footprint, settings, hooks, run.anchor / choices.COMPILED):
             result = train(model, prepared.sampler, prepared.adam, prepared.schedule, settings, slot.path, hooks)

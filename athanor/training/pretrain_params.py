@@ -11,6 +11,7 @@ from athanor.base.strict import param
 @dataclass(frozen=True, kw_only=True)
 class PretrainParams:
     seed: int = param(min=0)  # of the weights and of the order of windows
+    bigram_tokens: int = param(min=0, default=0)  # whose pairs the first weights know; 0: random weights
     tokens: int = param(min=1)  # to train on, rounded down to whole steps; may pass the data several times
     batch_tokens: int = param(min=16)  # per optimiser step, a multiple of the context
     lr: float = param(min=1e-7, max=0.1)

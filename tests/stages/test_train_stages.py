@@ -148,6 +148,18 @@ def test_stop_and_resume(work, pretrained):
     assert results("pretrain") == pretrained[0]
 
 
+def test_stop_and_resume_after_first_weights_from_pairs(work, capsys):
+    changes = {"model": {"tied_embeddings": False}, "pretrain": {"bigram_tokens": 1500}}
+    execute("pretrain", **changes)
+    whole = results("pretrain")
+    shutil.rmtree(".athanor")
+    with pytest.raises(Interrupted, match="stopped at step"):
+        execute("pretrain", stop_after=3, **changes)
+    execute("pretrain", **changes)
+    assert results("pretrain") == whole
+    assert "initial_loss" not in capsys.readouterr().err
+
+
 def test_another_configuration_is_another_slot(work):
     with pytest.raises(Interrupted):
         execute("pretrain", stop_after=3)
