@@ -96,9 +96,7 @@ def ours(config: ModelConfig, seed: int, threads: int, choices: Choices) -> Call
     return step
 
 
-def theirs(
-    model: Any, loss_of: Callable[[Any, Any], Any], micro_rows: int, precision: str
-) -> Callable[[np.ndarray, int], float]:
+def theirs(model: Any, loss_of: Callable[[Any, Any], Any], micro_rows: int) -> Callable[[np.ndarray, int], float]:
     """The usual loop: AdamW, fused; the norm clipped; a decay of matrices alone."""
     import torch
 
@@ -113,8 +111,7 @@ def theirs(
         parts = torch.from_numpy(np.ascontiguousarray(tokens_BS)).split(micro_rows)
         losses = []
         for part in parts:
-            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-                loss = loss_of(part[:, :-1].contiguous(), part[:, 1:].contiguous()) / len(parts)
+            loss = loss_of(part[:, :-1].contiguous(), part[:, 1:].contiguous()) / len(parts)
             loss.backward()
             losses.append(loss.detach())
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
@@ -124,9 +121,7 @@ def theirs(
     return step
 
 
-def llama(
-    shape: ModelConfig, seed: int, compiled: bool, micro_rows: int, precision: str
-) -> Callable[[np.ndarray, int], float]:
+def llama(shape: ModelConfig, seed: int, compiled: bool, micro_rows: int) -> Callable[[np.ndarray, int], float]:
     import torch
     import torch.nn.functional as F
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -152,11 +147,11 @@ def llama(
     def loss_of(ids: Any, following: Any) -> Any:
         return F.cross_entropy(run(input_ids=ids, use_cache=False).logits.flatten(0, 1), following.flatten())
 
-    return theirs(model, loss_of, micro_rows, precision)
+    return theirs(model, loss_of, micro_rows)
 
 
 def nanogpt(
-    shape: ModelConfig, seed: int, compiled: bool, micro_rows: int, precision: str, source: str
+    shape: ModelConfig, seed: int, compiled: bool, micro_rows: int, source: str
 ) -> Callable[[np.ndarray, int], float]:
     """GPT-2's shape with as many layers; its width is the multiple of the heads that comes nearest in parameters."""
     import torch
@@ -184,24 +179,23 @@ def nanogpt(
     width = min(widths, key=lambda w: abs(12 * shape.layers * w * w + fixed * w - shape.parameter_count()))
     model = module.GPT(config(width))
     run = torch.compile(model) if compiled else model
-    return theirs(model, lambda ids, following: run(ids, following)[1], micro_rows, precision)
+    return theirs(model, lambda ids, following: run(ids, following)[1], micro_rows)
 
 
-def work(
-    contender: str, shape: ModelConfig, seed: int, threads: int, micro_rows: int, precision: str, source: str
-) -> None:
+def work(contender: str, shape: ModelConfig, args: argparse.Namespace) -> None:
     """A contender in this process: one step for each line on stdin, answered by its seconds and loss as JSON."""
     import torch
 
     answers, sys.stdout = sys.stdout, sys.stderr  # nanoGPT prints
-    torch.set_num_threads(threads)
+    torch.set_num_threads(args.threads)
     torch.set_flush_denormal(True)  # for everybody, or Adam's denormals decide
-    if contender.startswith("athanor"):
-        choices = Choices(precision, compile="compiled" in contender)
-        step = ours(shape, seed, threads, choices)
+    compiled, is_ours = "compiled" in contender, contender.startswith("athanor")
+    if is_ours:
+        step = ours(shape, args.seed, args.threads, Choices(args.numerics, compile=compiled))
     else:
-        make, more = (llama, ()) if contender.startswith("transformers") else (nanogpt, (source,))
-        step = make(shape, seed, "compiled" in contender, micro_rows, precision, *more)
+        make, more = (llama, ()) if contender.startswith("transformers") else (nanogpt, (args.nanogpt,))
+        step = make(shape, args.seed, compiled, args.micro_rows, *more)
+    torch.autocast("cpu", torch.bfloat16, enabled=args.numerics == "bf16" and not is_ours).__enter__()
     batch = batches(shape, MOST_STEPS)
     for number, _ in enumerate(sys.stdin):
         at = time.perf_counter()
@@ -215,16 +209,9 @@ class Contender:
 
     def __init__(self, name: str, shape: str, seed: int, args: argparse.Namespace, micro_rows: int) -> None:
         command = [sys.executable, "-m", "tools.bench_train", "--work", name, "--shapes", shape, "--seed", str(seed)]
-        command += [
-            "--numerics",
-            args.numerics,
-            "--micro-rows",
-            str(micro_rows),
-            "--threads",
-            str(args.threads),
-            "--nanogpt",
-            args.nanogpt,
-        ]
+        for option in ("numerics", "threads", "nanogpt"):
+            command += [f"--{option}", str(getattr(args, option))]
+        command += ["--micro-rows", str(micro_rows)]
         self.name, self.errors = name, tempfile.TemporaryFile("w+")
         self.child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True
@@ -349,7 +336,7 @@ def main() -> None:
         parser.add_argument(hidden, type=kind, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:
-        work(args.work, SHAPES[args.shapes], args.seed, args.threads, args.micro_rows, args.numerics, args.nanogpt)
+        work(args.work, SHAPES[args.shapes], args)
         return
     contenders = [c for c in args.contenders.split(",") if args.nanogpt or not c.startswith("nanogpt")]
     for name in args.shapes.split(","):
