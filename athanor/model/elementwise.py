@@ -43,18 +43,20 @@ def library() -> ctypes.CDLL | None:
     compiler = os.environ.get("CC") or shutil.which("cc")
     if not compiler or os.name != "posix":
         return None
-    command = [*compiler.split(), *_FLAGS.split(), "-mcpu=native" if platform.machine() == "arm64" else "-march=native"]
+    flags = [*_FLAGS.split(), "-mcpu=native" if platform.machine() == "arm64" else "-march=native"]
+    found = {"PATH": os.defpath, **os.environ}  # by the compiler: its own parts
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        version = subprocess.run([*command, "--version"], capture_output=True, check=True, timeout=60).stdout
-        key = hashlib.sha256(_SOURCE.read_bytes() + version + " ".join(command).encode() + _processor().encode())
+        asked = [*compiler.split(), *flags, "--version"]
+        version = subprocess.run(asked, env=found, capture_output=True, check=True, timeout=60).stdout
+        key = hashlib.sha256(_SOURCE.read_bytes() + version + " ".join(flags).encode() + _processor().encode())
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "athanor"
         made = cache / f"elementwise-{key.hexdigest()[:16]}.so"
         if not made.exists():
             cache.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=cache) as folder:
                 new = Path(folder) / made.name
-                arguments = [*command, "-o", str(new), str(_SOURCE), "-lm"]
-                subprocess.run(arguments, capture_output=True, check=True, timeout=120)
+                arguments = [*compiler.split(), *flags, "-o", str(new), str(_SOURCE), "-lm"]
+                subprocess.run(arguments, env=found, capture_output=True, check=True, timeout=120)
                 new.replace(made)
         return ctypes.CDLL(str(made))
     return None

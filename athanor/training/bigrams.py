@@ -61,7 +61,9 @@ def know_pairs(model: Transformer, first_N: np.ndarray, next_N: np.ndarray, seed
     row_V1, column_V1 = (first_V + 1).sqrt()[:, None], share_V.sqrt()[:, None]
     values_P = torch.log1p(torch.from_numpy(counts_P) / (SMOOTHING * share_V[columns_P]))
     values_P = (values_P * row_V1[rows_P, 0] * column_V1[columns_P, 0]).float()
-    pairs_VV = torch.sparse_coo_tensor(torch.stack((rows_P, columns_P)), values_P, (V, V), is_coalesced=True, check_invariants=True)
+    pairs_VV = torch.sparse_coo_tensor(
+        torch.stack((rows_P, columns_P)), values_P, (V, V), is_coalesced=True, check_invariants=True
+    )
     draw, threads = torch.Generator().manual_seed(seed), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
