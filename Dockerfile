@@ -15,7 +15,7 @@ ARG BASE=python:3.12-slim
 FROM ${BASE}
 
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends git make tini util-linux python3-venv \
+    && apt-get install -y --no-install-recommends gcc git libc6-dev make tini util-linux python3-venv \
     && rm -rf /var/lib/apt/lists/*
 
 # Not root: root ignores the read-only bit of cached outputs, and a stage that
