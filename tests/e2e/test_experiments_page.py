@@ -137,12 +137,12 @@ def _(tour: Tour) -> None:
     table = tour.output("dvc exp show --drop")
     titles = next(line for line in table.splitlines() if "Experiment" in line).split()
     assert titles == ["Experiment", "battery.sft.all.score", "bpb.all.sft.bpb", "sft.lr"] and "lower-lr" in table
-    assert re.search(r"params.yaml +sft.lr +0.003 +0.001", tour.output("dvc params diff"))
+    assert re.search(r"params.yaml +sft.lr +0.004 +0.001", tour.output("dvc params diff"))
     assert "bpb.all.sft.bpb" in tour.output("dvc metrics diff") and "runs" not in tour.output("dvc metrics diff")
     assert "sft.lr" in tour.output("dvc exp diff")
     assert "SFT loss" in (tour.here / "dvc_plots" / "index.html").read_text()
     said = tour.output("athanor compare")
-    assert re.search(r"sft.lr +0.003 -> 0.001", said) and "bpb.all.sft" in said and "MLflow" in said
+    assert re.search(r"sft.lr +0.004 -> 0.001", said) and "bpb.all.sft" in said and "MLflow" in said
     # The workspace is at the commit again.
     assert tour.clone.run("git", "status", "--porcelain").stdout == ""
     assert "up to date" in tour.clone.dvc("status").stdout

@@ -383,3 +383,10 @@ def test_a_base_that_is_none_is_refused(folder: Path, text: str, what: str, fix:
     with pytest.raises(ParamsError, match=what) as caught:
         presets.values(overlay(folder, text))
     assert caught.value.fix == fix and str(caught.value.where).endswith("mine.yaml: base")
+
+
+@each_file
+def test_first_weights_from_pairs_fit_the_model(path):
+    """With one matrix for both the stage would refuse, after all that comes before it."""
+    values = load(path)
+    assert not (values["pretrain"].bigram_tokens and values["model"].tied_embeddings)
