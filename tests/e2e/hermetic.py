@@ -111,7 +111,9 @@ class Hermetic:
         around = {parent.as_posix() for out in self.outs for parent in Path(out).parents}
         inside = tuple(f"{out}/" for out in (*self.outs, ".athanor"))
         new = self.after.keys() - self.before.keys() - {*self.outs, *around, ".athanor"}
-        elsewhere = [str(path) for folder in (self.home, self.tmp) for path in folder.rglob("*") if not is_torchs(path)]
+        elsewhere = [
+            str(path) for folder in (self.home, self.tmp) for path in folder.rglob("*") if not is_of_a_compiler(path)
+        ]
         return [name for name in sorted(new) if not name.startswith(inside)] + elsewhere
 
     def missing(self) -> list[str]:
@@ -162,9 +164,11 @@ def fitting(values: dict[str, Any], declared: set[str]) -> dict[str, Any]:
     return values
 
 
-def is_torchs(path: Path) -> bool:
-    """The empty directory for its compiler's cache that torch makes among temporary files, used or not."""
-    return path.name.startswith("torchinductor_") and path.is_dir() and not list(path.iterdir())
+def is_of_a_compiler(path: Path) -> bool:
+    """Our compiled C and the folders it lies in, or the empty folder that torch makes for its own, used or not."""
+    empty = path.name.startswith("torchinductor_") and path.is_dir() and not list(path.iterdir())
+    folders = path.is_dir() and (path.match("home/.cache") or path.match("home/.cache/athanor"))
+    return empty or folders or path.match("home/.cache/athanor/elementwise-*.so")
 
 
 def digests(root: Path) -> Iterator[tuple[str, str]]:
