@@ -38,7 +38,7 @@ _in_torch = False
 
 
 @functools.cache
-def library() -> ctypes.CDLL | None:
+def compiled_functions() -> ctypes.CDLL | None:
     """elementwise.c, compiled for this processor; None where that cannot be."""
     compiler = os.environ.get("CC") or shutil.which("cc")
     if not compiler or os.name != "posix":
@@ -83,7 +83,7 @@ def in_torch() -> Iterator[None]:
 
 def _compiled(name: str, by: Numerics, *arguments: int | float | Tensor | None) -> bool:
     """Run a function of elementwise.c; False where there is none."""
-    if _in_torch or (functions := library()) is None:
+    if _in_torch or (functions := compiled_functions()) is None:
         return False
     suffix = "fp32" if not by.rounds else "bf16" if fast_bf16() else "rounded"
     values: list[ctypes.c_int64 | ctypes.c_float | ctypes.c_void_p] = []
@@ -93,6 +93,8 @@ def _compiled(name: str, by: Numerics, *arguments: int | float | Tensor | None) 
         elif isinstance(value, float):
             values.append(ctypes.c_float(value))
         else:
+            if value is not None and not value.is_contiguous():
+                raise ValueError(f"{name}: a tensor of shape {tuple(value.shape)} is not contiguous")
             values.append(ctypes.c_void_p(None if value is None else value.data_ptr()))
     getattr(functions, f"{name}_{suffix}")(*values)
     return True

@@ -50,7 +50,7 @@ class _FeedForward(Function):
     @staticmethod
     def forward(ctx: Any, x_BTD: Tensor, gain: Tensor, gate: Tensor, up: Tensor, down: Tensor, eps: float) -> Tensor:
         by = ctx.by = numerics()
-        x = x_BTD.view(-1, x_BTD.shape[-1])
+        x = x_BTD.reshape(-1, x_BTD.shape[-1]).contiguous()
         h, inverse = elementwise.norm(x, gain, eps, by)
         w, w_down = by.weights(gate, up), by.weights(down)
         both = by.mm(h, w.t())
@@ -61,7 +61,7 @@ class _FeedForward(Function):
     @staticmethod
     def backward(ctx: Any, dy_BTD: Tensor) -> tuple[Tensor | None, ...]:
         x, inverse, gain, h, w, w_down, both = ctx.saved_tensors
-        by, dy = ctx.by, dy_BTD.reshape(x.shape)
+        by, dy = ctx.by, dy_BTD.reshape(x.shape).contiguous()
         d = by.factor(dy)
         dboth, hidden = elementwise.swiglu_backward(both, by.mm(d, w_down), by)
         ddown = by.mm(d.t(), hidden).float()
@@ -144,7 +144,7 @@ class _Attention(Function):
         E = 2 * table.shape[-1]
         H, K, n = len(wq) // E, len(wk) // E, min(T, BLOCK_TOKENS)
         shape = ctx.shape = B, T, H, K, E, n
-        x = x_BTD.view(-1, D)
+        x = x_BTD.reshape(-1, D).contiguous()
         h, inverse = elementwise.norm(x, gain, eps, by)
         w, w_out = by.weights(wq, wk, wv), by.weights(wo)
         projected = by.mm(h, w.t())
@@ -167,7 +167,7 @@ class _Attention(Function):
     def backward(ctx: Any, dy_BTD: Tensor) -> tuple[Tensor | None, ...]:
         x, inverse, gain, h, w, w_out, projected, gains, table, head_inverse, q, k, v, out, *weights = ctx.saved_tensors
         B, T, H, K, E, n = ctx.shape
-        by, dy = ctx.by, dy_BTD.reshape(x.shape)
+        by, dy = ctx.by, dy_BTD.reshape(x.shape).contiguous()
         d = by.factor(dy)
         incoming = elementwise.blocked(by.mm(d, w_out).view(B, T, H, E), K, n)
         dw_out = by.mm(d.t(), out.view(-1, H * E)).float()

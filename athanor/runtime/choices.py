@@ -22,7 +22,7 @@ from athanor.hardware.policy import AUTO, Requested, resolve
 from athanor.model import gpu_family
 from athanor.model.config import ModelConfig
 from athanor.model.device import prepare
-from athanor.model.elementwise import library
+from athanor.model.elementwise import compiled_functions
 from athanor.model.precision import without_effect
 from athanor.runtime.machine import anchor, machine
 from athanor.runtime.run import Run
@@ -63,7 +63,7 @@ def chosen(
         run.note(
             f"precision {choices.precision}: this processor has no units for it, so fp32 rounded to it is used, and nothing is gained"
         )
-    if world.main and device.type == "cpu" and library() is None:
+    if world.main and device.type == "cpu" and compiled_functions() is None:
         run.note("no C compiler (cc) that works: steps take about 1.5 times as long as with one")
     run.fact(choices=", ".join(f"{name} {value}" for name, value in chosen_values.items()), choices_why=str(reasons))
     return choices

@@ -65,6 +65,16 @@ def test_feed_forward(shape):
     close(*both)
 
 
+def test_inputs_and_gradients_that_repeat_one_row_in_memory():
+    """A sum has such a gradient; compiled C would read past its end."""
+    x, matrix = torch.randn(1, 1, 16).expand(2, 5, 16).requires_grad_(), torch.randn(24, 16)
+    both = []
+    for way in (contextlib.nullcontext(), in_torch()):
+        with way:
+            both += [gradients(feed_forward(x, torch.ones(16), matrix, matrix, matrix.t(), 1e-6).sum(), x)]
+    close(*both)
+
+
 @pytest.mark.parametrize("z_loss", [0.0, 1e-2])
 @pytest.mark.parametrize("count", [1, 300, 512])
 def test_cross_entropy(count, z_loss):
