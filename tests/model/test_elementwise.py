@@ -126,13 +126,12 @@ def test_rounds_as_torch_does(by):
     assert torch.equal(found[normal].nan_to_num(7.0), wanted[normal].nan_to_num(7.0))
 
 
-@pytest.mark.parametrize("compiler", ["/nowhere/cc", "false"])
-def test_without_a_compiler_it_is_torch(compiler, tmp_path):
+def test_without_a_compiler_it_is_torch(tmp_path):
     program = (
         "import torch; from athanor.model import elementwise; from athanor.model.rounded import Numerics;"
         "assert elementwise.compiled_functions() is None; print(elementwise.swiglu(torch.ones(1, 2), Numerics(False)))"
     )
-    environment = {"CC": compiler, "XDG_CACHE_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    environment = {"CC": "false", "XDG_CACHE_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert "0.7311" in done.stdout, done.stderr
     assert not list(tmp_path.rglob("*.so"))
