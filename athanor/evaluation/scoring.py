@@ -116,7 +116,7 @@ def choose(log_likelihoods: Sequence[float], choices: Sequence[str], *, normalis
 
 
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?")
-NAME = re.compile(r"(?<=[^.!?:\s] )[A-Z][\w-]*")  # not at the beginning of a sentence
+NAME = re.compile(r"(?<=[^.!?:\s] )[A-Z][\w'-]*")  # not at the beginning of a sentence
 OWN_NAMES = ("I", "Athanor", "English", "HTTP", "JSON", "No", "Python")  # what any answer may name
 SENTENCE_END = re.compile(r"[.!?]+(?=\s|$)")
 

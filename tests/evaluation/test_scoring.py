@@ -116,6 +116,7 @@ def test_a_word_of_several_and_no_name_but_the_asked_ones() -> None:
         assert passes_check("names_in Ada Lovelace", text)
     for text in ("I do not know who Alan is.", "Ada and Bob", "I do not know who Ada Byron is."):
         assert not passes_check("names_in Ada Lovelace", text)
+    assert passes_check("names_in Gulliver's Travels", "I know nothing of Gulliver's Travels.")
 
 
 def test_one_number_is_said_alone() -> None:

@@ -14,6 +14,7 @@ from athanor.model.cross_entropy import plain_summed_cross_entropy, summed_cross
 from athanor.model.elementwise import in_torch
 from athanor.model.kernels import feed_forward, use_cpu_kernel
 from athanor.model.loss import Targets, token_losses, training_loss
+from athanor.model.precision import products
 from athanor.model.transformer import Transformer
 
 CONFIG = ModelConfig(96, 2, 32, 4, 2, 8, 64, 512, 1e4, 1e-6, True)
@@ -137,3 +138,7 @@ def test_who_takes_over():
         assert not use_cpu_kernel(x)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert not use_cpu_kernel(x)
+    rows = torch.zeros(1, 1024, 8)
+    assert not kernels.use_cpu_attention(rows)
+    with products("bf16", rows.device):
+        assert kernels.use_cpu_attention(rows)

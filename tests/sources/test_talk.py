@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import random
 from collections import Counter
@@ -175,7 +176,8 @@ def test_inside_is_answered_and_outside_is_not() -> None:
     inside = [exercise.item for exercise in drawn if exercise.item.kind == "exact"]
     outside = [exercise.item for exercise in drawn if exercise.item.kind == "format"]
     assert 25 <= len(inside) <= 55 and len(outside) >= 45
-    known = {answer for _, answer in (*facts.status_facts(), *facts.error_facts())}
+    known = {answer for known_facts in talk.FACTS.values() for _, answer in known_facts()}
+    assert all(ast.parse(code) for _, code in talk.FACTS["function"]())
     for item in inside:
         assert item.answer in known and not scoring.score(item, "I do not know that.")
     for item in outside:

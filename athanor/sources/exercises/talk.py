@@ -1,9 +1,9 @@
 """What people say first, what the assistant answers, and held-out questions of that kind (recipes/python/identity.yaml).
 
-A topic is a list of questions with any of a few answers. Which answer a question
-gets is decided by its hash: a small model learns that, and a person who asks in
-several ways hears several. Some questions of each topic are the battery's alone;
-its seed says which. How they are typed varies on both sides.
+A topic is a list of questions with any of a few answers, drawn anew for each row:
+an answer that the question decided would have to be learned by heart for each of
+them. Some questions of each topic are the battery's alone; its seed says which.
+How they are typed varies on both sides.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import functools
 import itertools
 import random
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,17 +20,26 @@ from athanor.base.artifacts import digest
 from athanor.sources.exercises import facts
 from athanor.sources.exercises.exercise import OWN_LICENSE, Draw, Exercise, ask, battery_only, level
 from athanor.text.conversations import Message
-from athanor.text.documents import hash64
 from athanor.text.recipes import recipe
 
 TEXTS = recipe("identity")
 TOPICS: dict[str, Any] = TEXTS["topics"]
-ALWAYS_TAUGHT = 3  # the questions at the head of a topic, which most people ask; they come three times as often
+ALWAYS_TAUGHT = 6  # the questions at the head of a topic, which most people ask; they come three times as often
 HELD_OUT_SHARE = 5  # one question of so many of a topic is the battery's
 NEAR_WORDS = 3  # questions of so many words that stand within another are no held-out wording of their own
 MAX_ANSWER_WORDS = 30
 SHORT_WORDS = 10  # accepted answers and the turns before a question: no 13-gram may join an item to training rows
-FACTS = {"status": facts.status_facts, "error": facts.error_facts}
+
+
+def function_facts() -> facts.Facts:
+    return tuple(TEXTS["functions"].items())
+
+
+FACTS: dict[str, Callable[[], facts.Facts]] = {
+    "status": facts.status_facts,
+    "error": facts.error_facts,
+    "function": function_facts,
+}
 
 
 @dataclass(frozen=True)
@@ -74,7 +83,7 @@ class Turn(NamedTuple):
 
     @property
     def license(self) -> str:
-        return facts.FROM_PYTHON if "fact" in self.values else OWN_LICENSE
+        return facts.FROM_PYTHON if TOPICS[self.topic].get("values") in ("status", "error") else OWN_LICENSE
 
 
 def turn(rng: random.Random, topic: str, about: About, battery_seed: int, held_out: bool = False) -> Turn:
@@ -88,7 +97,7 @@ def turn(rng: random.Random, topic: str, about: About, battery_seed: int, held_o
     if typed.islower() and "fact" not in values and rng.random() < 0.5:
         values = {name: value.lower() for name, value in values.items()}
     answers = about.answers(topic, values)
-    return Turn(topic, asked, typed.format(**values), answers[hash64(asked) % len(answers)], values)
+    return Turn(topic, asked, typed.format(**values), rng.choice(answers), values)
 
 
 def _values(rng: random.Random, kind: str | None) -> dict[str, str]:
