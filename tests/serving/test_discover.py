@@ -100,6 +100,7 @@ def made(exports, tmp_path_factory):
         ("swept-2", "sft.lr=3"),
         ("lost", f"export.model={exports / 'three'}"),
     ):
+        time.sleep(name == "wider-noted")  # git knows whole seconds, and this one is to be the newer
         dvc("exp", "run", "-q", "-n", name, "-S", change, *(["eval"] if name.startswith("swept") else []))
     run("git", "checkout", "-q", "--", "params.yaml", "dvc.lock")
     dvc("checkout", "-q")
