@@ -133,6 +133,7 @@ void NAME(swiglu_backward)(I rows, I F, const STORED *N both, const STORED *N dh
 void NAME(heads)(I B, I T, I H, I K, I E, I n, const STORED *N projected, const float *N gains,
                  const float *N table, float eps, STORED *N q, STORED *N k, STORED *N v, float *N inverse) {
     const float scale = 1.0f / __builtin_sqrtf(2 * E);
+    float scaled[2 * E];
     for (I b = 0; b < B; b++)
         for (I t = 0; t < T; t++)
             for (I head = 0; head < H + 2 * K; head++, projected += 2 * E) {
@@ -150,11 +151,11 @@ void NAME(heads)(I B, I T, I H, I K, I E, I n, const STORED *N projected, const 
                     gain = gains + (head < H ? 0 : 2 * E);
                 }
                 if (head < H) by *= scale;
+                for (I i = 0; i < 2 * E; i++) scaled[i] = GET(projected[i]) * by;
+                if (gain) for (I i = 0; i < 2 * E; i++) scaled[i] *= gain[i];
                 for (I i = 0; i < E; i++) {
-                    float first = GET(projected[i]) * by, second = GET(projected[E + i]) * by;
-                    if (gain) first *= gain[i], second *= gain[E + i];
-                    to[i] = PUT(first * cosine[i] - second * sine[i]);
-                    to[E + i] = PUT(second * cosine[i] + first * sine[i]);
+                    to[i] = PUT(scaled[i] * cosine[i] - scaled[E + i] * sine[i]);
+                    to[E + i] = PUT(scaled[E + i] * cosine[i] + scaled[i] * sine[i]);
                 }
             }
 }

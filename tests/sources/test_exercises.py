@@ -296,6 +296,12 @@ def test_summaries_are_single_short_sentences(docstring: str | None, expected: s
     assert facts.summary(docstring) == expected
 
 
+def test_what_site_adds_is_no_fact() -> None:
+    """Found when a model that was asked for "help" said "Define the builtin 'help'."."""
+    assert callable(help)
+    assert not {"help", "exit", "quit", "copyright"} & {name for name, _ in facts.docstring_facts()}
+
+
 def test_an_interpreter_without_docstrings_is_an_error() -> None:
     with pytest.raises(InputError, match="usable modules"):
         facts._usable({"abc": None, "ast": "Text of a module."}, "modules")

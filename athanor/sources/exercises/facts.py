@@ -97,7 +97,9 @@ def docstring_facts() -> Facts:
     owners = {"": builtins, "str.": str, "list.": list, "dict.": dict, "set.": set}
     for prefix, owner in owners.items():
         for name, value in sorted(vars(owner).items()):
-            if not name.startswith("_") and callable(value) and not isinstance(value, type):
+            # What `site` adds is for a prompt: the docstring of `help` says nothing of it.
+            added_by_site = type(value).__module__ == "_sitebuiltins"
+            if not name.startswith("_") and callable(value) and not isinstance(value, type) and not added_by_site:
                 facts[prefix + name] = summary(value.__doc__)
     return _usable(facts, "docstrings")
 
