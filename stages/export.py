@@ -58,9 +58,10 @@ def run(run: Run) -> None:
     with new_dir(OUT) as folder:
         write_files(folder, source, params)
         started = time.monotonic()
-        parity = check_files(folder, source, probe, params, threads=threads, note=run.note)
+        workers = max(1, machine().threads // threads)
+        parity = check_files(folder, source, probe, params, threads=threads, note=run.note, workers=workers)
         texts = (document.text for document in read_documents(VAL))
-        check_perplexity(folder, source, texts, params, parity, threads=threads, note=run.note)
+        check_perplexity(folder, source, texts, params, parity, threads=threads, note=run.note, workers=workers)
         run.fact(parity_seconds=round(time.monotonic() - started, 2))
         write_json(folder / "parity.json", parity)
         files = weights(folder)

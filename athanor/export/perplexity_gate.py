@@ -7,6 +7,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,11 @@ def check_perplexity(
     *,
     threads: int,
     note: Callable[[str], None],
+    workers: int = 1,
 ) -> None:
     """Score one text with torch, transformers and llama.cpp; adds to `parity`, GateError where they disagree.
 
-    Where xllamacpp is not installed, `note` says that llama.cpp was not asked.
+    Where xllamacpp is not installed, `note` says that llama.cpp was not asked. It scores `workers` files at a time.
     """
     context, limits = source.config.context_tokens, params.perplexity_tolerance
     text = held_out_text(source.tokenizer, documents, context * params.perplexity_chunks)
@@ -54,8 +56,12 @@ def check_perplexity(
         peak = float(ours.model(torch.from_numpy(exact_score.ids[:context].reshape(1, -1))).abs().max())
     factor = max(1.0, peak / FULL_SCALE)
 
-    def compare(name: str, scorer: Scorer, expected: TextScore, tolerance: float, rounds: bool) -> None:
-        score = scorer.text(text, context, params.perplexity_chunks)
+    def score_of(scorer: Scorer) -> TextScore:
+        return scorer.text(text, context, params.perplexity_chunks)
+
+    def compare(
+        name: str, scorer: Scorer, score: TextScore, expected: TextScore, tolerance: float, rounds: bool
+    ) -> None:
         difference = check_agreement(name, score, expected, tolerance, rounds)
         facts = {
             "perplexity_difference_below": bound(max(difference, LOWEST_BOUND)),
@@ -67,25 +73,30 @@ def check_perplexity(
         else:  # nothing else of this file was checked
             parity[f"perplexity_{name}"] = f"within {facts['perplexity_difference_below']:g} by {scorer.name}"
 
-    compare("transformers", HuggingFace(folder / HF_DIR), stored_score, limits.f32, False)
+    scorer: Scorer = HuggingFace(folder / HF_DIR)
+    compare("transformers", scorer, score_of(scorer), stored_score, limits.f32, False)
     if params.llama_cpp == "off":
         return
 
-    def llama_cpp(path: Path, exact: bool) -> Scorer:
-        return LlamaCpp(path, exact=exact, threads=threads, timeout_seconds=params.llama_cpp_timeout_seconds)
-
     try:
-        with exact_file(folder, source) as exact:
-            compare("llama_cpp_f32", llama_cpp(exact, True), exact_score, limits.f32, False)
+        with exact_file(folder, source), ThreadPoolExecutor(workers) as pool:
+            others = (name for name in params.gguf_types if name != "f32" and (folder / gguf_name(name)).exists())
+            file_types = ["f32", *others]
+            timeout = params.llama_cpp_timeout_seconds
+            scorers = [
+                LlamaCpp(folder / gguf_name(name), exact=name == "f32", threads=threads, timeout_seconds=timeout)
+                for name in file_types
+            ]
+            scores = list(pool.map(score_of, scorers))
     except NotInstalled:
         reason = f"the package xllamacpp is not here ({INSTALL})"
         note(f"perplexity in llama.cpp: NOT CHECKED, {reason}; {RERUN_HINT}")
         parity["perplexity_llama_cpp"] = f"not checked: {reason}"
         return
-    for file_type in (name for name in params.gguf_types if name != "f32" and (folder / gguf_name(name)).exists()):
-        limit = {"f16": limits.f16, "q8_0": limits.q8_0}.get(file_type, limits.k_types)
-        scorer = llama_cpp(folder / gguf_name(file_type), False)
-        compare(f"llama_cpp_{file_type}", scorer, exact_score, limit * factor, file_type != "f16")
+    for file_type, scorer, score in zip(file_types, scorers, scores, strict=True):
+        limit = {"f16": limits.f16, "q8_0": limits.q8_0}.get(file_type, limits.k_types) * factor
+        tolerance = limits.f32 if file_type == "f32" else limit
+        compare(f"llama_cpp_{file_type}", scorer, score, exact_score, tolerance, file_type not in ("f32", "f16"))
 
 
 def check_agreement(name: str, score: TextScore, expected: TextScore, tolerance: float, rounds: bool) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -78,8 +79,12 @@ def check_files(
     *,
     threads: int,
     note: Callable[[str], None],
+    workers: int = 1,
 ) -> dict[str, Any]:
-    """Facts by runtime, or the reason why llama.cpp was not asked; GateError where a runtime disagrees."""
+    """Facts by runtime, or the reason why llama.cpp was not asked; GateError where a runtime disagrees.
+
+    `workers` files are given to llama.cpp at a time, each with `threads` of its own.
+    """
     limits = Limits(params.logit_tolerance, params.margin_logits, params.kl_limit)
     expected = stored = expect(source, rebuilt(source, "float32"), probe, params.parity_new_tokens)
     if params.dtype != "float32":
@@ -96,21 +101,25 @@ def check_files(
 
     # f32 proves order and meaning of everything to 1e-4; a smaller file differs from it by rounding alone.
     written = [name for name in params.gguf_types if (folder / gguf_name(name)).exists()]
+
+    def check(file_type: str) -> dict[str, Any]:
+        return check_llama_cpp(
+            folder / gguf_name(file_type),
+            file_type,
+            source,
+            probe,
+            expected,
+            limits,
+            threads=threads,
+            timeout_seconds=params.llama_cpp_timeout_seconds,
+            # One will do where every probability has to agree to `logit_tolerance`.
+            positions=1 if file_type == "f32" else params.parity_positions,
+        )
+
     try:
-        with exact_file(folder, source):
-            for file_type in ("f32", *(name for name in written if name != "f32")):
-                facts = check_llama_cpp(
-                    folder / gguf_name(file_type),
-                    file_type,
-                    source,
-                    probe,
-                    expected,
-                    limits,
-                    threads=threads,
-                    timeout_seconds=params.llama_cpp_timeout_seconds,
-                    # One will do where every probability has to agree to `logit_tolerance`.
-                    positions=1 if file_type == "f32" else params.parity_positions,
-                )
+        with exact_file(folder, source), ThreadPoolExecutor(workers) as pool:
+            file_types = ["f32", *(name for name in written if name != "f32")]
+            for file_type, facts in zip(file_types, pool.map(check, file_types), strict=True):
                 if file_type in K_TYPES:
                     facts |= _k_type_facts(folder / gguf_name(file_type), source, note)
                 parity[f"llama_cpp_{file_type}"] = facts

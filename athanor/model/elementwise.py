@@ -34,6 +34,8 @@ from athanor.model.rounded import Numerics, fast_bf16
 _SOURCE = Path(__file__).with_suffix(".c")
 # Sums may be reordered, once and for all by the compiler; NaN and infinities keep their meaning, which -ffast-math takes.
 _FLAGS = "-O3 -shared -fPIC -fno-math-errno -fno-trapping-math -fassociative-math -fno-signed-zeros"
+# gcc takes half of AVX-512's width by itself: 12 to 25 % more time for softmax, SwiGLU and rotations, 2 % for a step.
+_X86_FLAGS = "-march=native -mprefer-vector-width=512"
 _in_torch = False
 
 
@@ -43,7 +45,8 @@ def compiled_functions() -> ctypes.CDLL | None:
     compiler = os.environ.get("CC") or shutil.which("cc")
     if not compiler or os.name != "posix":
         return None
-    flags = [*_FLAGS.split(), "-mcpu=native" if platform.machine() == "arm64" else "-march=native"]
+    native = _X86_FLAGS if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"
+    flags = [*_FLAGS.split(), *native.split()]
     found = {"PATH": os.defpath, **os.environ}  # by the compiler: its own parts
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         asked = [*compiler.split(), *flags, "--version"]
