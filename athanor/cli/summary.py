@@ -51,6 +51,12 @@ def outcome(stage: str, before: dict[str, str], after: dict[str, str], since_ms:
     return "ran" if stamp and int(stamp[1]) >= since_ms else "restored"
 
 
+def finished(root: Path, before: dict[str, str], since_ms: int, stages: Iterable[str] | None = None) -> list[str]:
+    """The stages that came to their end since then, when the whole did not."""
+    after = runs(root, stages)
+    return [stage for stage in after if outcome(stage, before, after, since_ms) in ("ran", "restored")]
+
+
 def text(
     root: Path, before: dict[str, str] | None = None, since_ms: int = 0, stages: Iterable[str] | None = None
 ) -> str:
