@@ -53,6 +53,9 @@ def main() -> int:
     parser.add_argument("--max-minutes", type=float)
     parser.add_argument("--supervise", action="store_true")
     args, arguments = parser.parse_known_args()
+    if {"-h", "--help"} & set(arguments):
+        print(__doc__, flush=True)
+        return side.command_runner()([*side.DVC, "--help"])
     root = Path.cwd()
     # A moment and not an amount: the stages of one repro share what is left.
     deadline_env = {} if args.max_minutes is None else {UNTIL: f"{time.time() + 60 * args.max_minutes:.1f}"}
