@@ -56,7 +56,9 @@ def test_progress_is_marked_under_the_view_only(live, monkeypatch, capsys) -> No
     with Progress(10, "sft", "tokens") as bar:
         bar.update(5, "loss 2.000")
     said = capsys.readouterr().err
-    assert said.startswith(f"{MARK}0.500{MARK}sft: 5 tokens of 10 tokens (50%)" if live else "sft: 5 tokens of 10 tokens (50%)")
+    assert said.startswith(
+        f"{MARK}0.500{MARK}sft: 5 tokens of 10 tokens (50%)" if live else "sft: 5 tokens of 10 tokens (50%)"
+    )
 
 
 def test_a_real_run_on_a_terminal_draws_its_stage_and_ends_with_the_summary(toy: Toy) -> None:
