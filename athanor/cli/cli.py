@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from athanor.base.errors import AthanorError, suggest
 
 COMMANDS = {  # name: arguments, what it does
-    "repro": ("[--max-minutes N] [--supervise]", "dvc repro with a summary; again what died"),
+    "repro": ("[--max-minutes N] [--supervise]", "build what is missing or changed; a summary"),
     "plan": ("[TARGET ...] [--json]", "what dvc repro would do, why, how long"),
-    "summary": ("", "what the pipeline made"),
+    "summary": ("[--all]", "what the pipeline made"),
     "compare": ("A B", "two experiments or revisions: parameters, scores, noise"),
     "data": ("peek | report | trace ID", "look at the data: documents, a page, one's way"),
     "sft": ("peek [--source NAME]", "rows of instruction tuning, with what is supervised"),
@@ -41,6 +41,13 @@ COMMANDS = {  # name: arguments, what it does
     "deps": ("[--fix]", "check the code dependencies in dvc.yaml"),
     "bench": ("hardware [--again]", "measure this machine for the model; once"),
 }
+FIRST = {  # what `athanor --help` shows, in this order; the others are listed by `athanor help --all`
+    "Build": ("repro", "plan", "summary", "stop", "preset"),
+    "Look at it": ("data", "compare", "health", "ui"),
+    "Use it": ("serve", "chat", "verify"),
+    "Mend": ("doctor",),
+}
+OF_DEVELOPERS = ("accept", "bench", "deps", "ship")
 MODULE_NAMES = {  # modules that have another name than their command
     "plan": "athanor.cli.plan.main",
     "data": "athanor.cli.data.main",
@@ -52,10 +59,16 @@ MODULE_NAMES = {  # modules that have another name than their command
 }
 
 
-def usage() -> str:
-    lines = ["python -m athanor COMMAND", ""]
-    lines += [f"  {f'{name} {arguments}':<34} {purpose}" for name, (arguments, purpose) in COMMANDS.items()]
-    return "\n".join(lines)
+def usage(whole: bool) -> str:
+    """The commands that a person needs every day, in groups; or all of them."""
+    groups, shown = dict(FIRST), {*OF_DEVELOPERS, *(name for names in FIRST.values() for name in names)}
+    more = tuple(name for name in COMMANDS if name not in shown)
+    if whole:
+        groups |= {"More": more, "For work on Athanor itself": OF_DEVELOPERS}
+    lines = ["athanor COMMAND [--help]      (the same: python -m athanor COMMAND)"]
+    for title, names in groups.items():
+        lines += ["", title, *(f"  {f'{name} {COMMANDS[name][0]}':<40} {COMMANDS[name][1]}" for name in names)]
+    return "\n".join(lines if whole else [*lines, "", f"More: athanor help --all ({', '.join(more)})"])
 
 
 def positive(convert: Callable[[str], float]) -> Callable[[str], float]:
@@ -88,10 +101,10 @@ def call(name: str, arguments: Sequence[str]) -> int:
 def main() -> int:
     name, arguments = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
     if name in ("", "help", "--help", "-h"):
-        print(usage())
+        print(usage("--all" in arguments))
         return 0
     if name not in COMMANDS:
-        print(f"no command '{name}'. Fix: {suggest(name, COMMANDS)}\n\n{usage()}", file=sys.stderr)
+        print(f"no command '{name}'. Fix: {suggest(name, COMMANDS)}; athanor help lists the commands", file=sys.stderr)
         return 2
     try:
         return call(name, arguments)

@@ -1,4 +1,4 @@
-"""`dvc repro` with a summary at the end.
+"""`dvc repro` with a summary at the end, or with what ended it.
 
     python -m athanor repro [--max-minutes N] [--supervise] [arguments of dvc repro]
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import resource
@@ -25,7 +26,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from athanor.base.artifacts import read_json, write_text
-from athanor.cli import side, summary
+from athanor.cli import live, side, summary
 from athanor.cli.battery_gate import check_battery
 from athanor.cli.data import report
 from athanor.runtime import dvc_lock, lifetime, ship
@@ -41,6 +42,10 @@ GIB = 2**30
 SHIP_SECONDS = 60.0
 SHIP_SECONDS_AFTER_FAILURE = 5.0
 STOPPED = 75
+GOES_ON, MEND = (
+    "The same command goes on from there",
+    "Mend the cause and run it again; long stages resume where they were",
+)
 GRAPH, BASE_PLACEHOLDER = Path(FOREIGN) / "dvc.yaml", "models/foreign"
 
 
@@ -49,6 +54,9 @@ def main() -> int:
     parser.add_argument("--max-minutes", type=float)
     parser.add_argument("--supervise", action="store_true")
     args, arguments = parser.parse_known_args()
+    if {"-h", "--help"} & set(arguments):
+        print(__doc__, flush=True)
+        return side.command_runner()([*side.DVC, "--help"])
     root = Path.cwd()
     # A moment and not an amount: the stages of one repro share what is left.
     deadline_env = {} if args.max_minutes is None else {UNTIL: f"{time.time() + 60 * args.max_minutes:.1f}"}
@@ -60,31 +68,33 @@ def main() -> int:
     stages = ("download", *FOREIGN_STAGES) if foreign else None
     since_ms, runs_before = int(time.time() * 1000), summary.runs(root, stages)
     signals: list[int] = []
-    call, command = (side.command_runner(signals), [*side.DVC, *(graph_targets(arguments) if foreign else arguments)])
+    run_command, command = (
+        side.command_runner(signals),
+        [*side.DVC, *(graph_targets(arguments) if foreign else arguments)],
+    )
+    call = functools.partial(live.call, run_command) if live.possible() else run_command
     with foreign_graph(root, base) if foreign else contextlib.nullcontext():
         restarts = RESTARTS if args.supervise else 0
         status, deaths = supervise(root, lambda: call(command, env={**os.environ, **deadline_env}), signals, restarts)
-    data_page = None if status or foreign else report.refresh(root)
     unshipped = ship.wait(root, SHIP_SECONDS_AFTER_FAILURE if status else SHIP_SECONDS)
+    if status:
+        finished, (stopped, reason) = summary.finished(root, runs_before, since_ms, stages), ending(root, since_ms)
+        if signals and not (reason or deaths):  # between two stages
+            stopped, reason = True, "stopped on request"
+        kept = f"Finished in this run: {', '.join(finished)}\n" if finished else ""
+        say(f"\n{kept}dvc repro did not finish. {GOES_ON if stopped else MEND}. The cause:\n")
+        told = any(reason.partition(": ")[2] in death for death in deaths)  # a crash has said it in both places
+        say("\n".join(deaths if told else [*deaths, reason]).strip() or "the message of the stage is above")
+        return STOPPED if stopped else status
     lines = [summary.text(root, runs_before, since_ms, stages).rstrip("\n")]
-    if data_page:
+    if not foreign and (data_page := report.refresh(root)):
         lines.append(f"Data      {data_page.relative_to(root)}  (what was kept and why; athanor data report --open)")
     if unshipped:
         lines.append(f"Tracking  {unshipped} runs are still to be shipped to MLflow; the next run or `make ui` does it")
     say("\n".join(lines), sys.stdout)
     if deaths:
         say("\n" + "\n".join(deaths))
-    if not status:
-        return 0
-    if stopped_on_request(root, since_ms):
-        say("\ndvc repro did not finish: a stage stopped on request; the same command goes on from there.")
-        return STOPPED
-    pointer = "how a stage died is above" if deaths else "the message of the stage is above"
-    say(
-        f"\ndvc repro did not finish: {pointer}. Finished stages are kept;"
-        " mend the cause and run it again, long stages resume where they were."
-    )
-    return status
+    return 0
 
 
 @contextlib.contextmanager
@@ -110,10 +120,14 @@ def graph_targets(arguments: list[str]) -> list[str]:
     return targets if any(not word.startswith("-") for word in arguments) else [*targets, GRAPH.as_posix()]
 
 
-def stopped_on_request(root: Path, since_ms: int) -> bool:
-    """Whether a run ended on request since then, and not because of an error."""
-    ends = [read_json(path) for path in (root / ".athanor" / "runs").glob("*/end.json")]
-    return any(end["status"] == "KILLED" and end["ended_ms"] >= since_ms for end in ends)
+def ending(root: Path, since_ms: int) -> tuple[bool, str]:
+    """How the last run that did not finish since then ended: whether by a request to stop, and the words of its stage."""
+    ends = [(read_json(path), path) for path in (root / ".athanor" / "runs").glob("*/end.json")]
+    broken = [(end, path) for end, path in ends if end["ended_ms"] >= since_ms and end["status"] != "FINISHED"]
+    if not broken:
+        return False, ""
+    end, path = max(broken, key=lambda pair: pair[0]["ended_ms"])
+    return end["status"] == "KILLED", f"{read_json(path.with_name('meta.json'))['stage']}: {end['error']}"
 
 
 # -- how a stage died, and another start where that helps -----------------------------------------------------------------

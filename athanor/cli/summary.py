@@ -1,6 +1,8 @@
 """What the pipeline made, for a person: stages with times, scores with errors, where things are.
 
-python -m athanor summary
+    python -m athanor summary [--all]
+
+It fits a screen of 100 columns and 40 lines. With --all it has every source, every category, and the errors of both.
 """
 
 from __future__ import annotations
@@ -28,6 +30,9 @@ RATES = (
     ("identity_leak", "leak an identity"),
 )
 
+MOST_SOURCES, MOST_CATEGORIES, COLUMNS = 3, 5, 100
+ASKED_FIRST = ("first_words", "identity", "unknown")
+
 
 def leaf(root: Path, stage: str) -> dict[str, Any] | None:
     """metrics/runs/<stage>.json, or None before the stage ever ran."""
@@ -51,8 +56,28 @@ def outcome(stage: str, before: dict[str, str], after: dict[str, str], since_ms:
     return "ran" if stamp and int(stamp[1]) >= since_ms else "restored"
 
 
+def finished(root: Path, before: dict[str, str], since_ms: int, stages: Iterable[str] | None = None) -> list[str]:
+    """The stages that came to their end since then, when the whole did not."""
+    after = runs(root, stages)
+    return [stage for stage in after if outcome(stage, before, after, since_ms) in ("ran", "restored")]
+
+
+def on_one_screen(categories: list[str]) -> list[str]:
+    """Of the categories, best first: those that a person asks first, and the best and worst of the others by turns."""
+    shown, turn = [name for name in ASKED_FIRST if name in categories], 0
+    others = [name for name in categories if name not in shown]
+    while others and len(shown) < MOST_CATEGORIES:
+        shown.append(others.pop(-turn))
+        turn = 1 - turn
+    return [name for name in categories if name in shown]
+
+
 def text(
-    root: Path, before: dict[str, str] | None = None, since_ms: int = 0, stages: Iterable[str] | None = None
+    root: Path,
+    before: dict[str, str] | None = None,
+    since_ms: int = 0,
+    stages: Iterable[str] | None = None,
+    whole: bool = False,
 ) -> str:
     """The summary. `before`: run ids before this repro. `stages`: those of a foreign base's graph, if it ran."""
     after, rows, seconds_run = runs(root, stages), [], 0.0
@@ -64,17 +89,26 @@ def text(
         counted = bool(facts) and (before is None or state.startswith("ran"))
         seconds_run += facts["seconds"] if facts and counted else 0.0
         rows.append((stage, state, duration(facts["seconds"]) if facts else "-", counted))
-    return fill_template(
+    scores = None if stages else _metrics(root, "eval")
+    battery = scores["battery"]["sft"] if scores else {}
+    categories = sorted(battery.keys() - {"all"}, key=lambda name: (-battery[name]["score"], name))
+    filled = fill_template(
         "summary.txt.j2",
+        whole=whole,
+        categories=[*(categories if whole else on_one_screen(categories)), *(["all"] if battery else [])],
+        left_out=0 if whole else len(categories) - len(on_one_screen(categories)),
+        most_sources=MOST_SOURCES,
         stages=rows,
         total=duration(seconds_run),
         tuned=_metrics(root, "lora") if stages else None,
-        scores=None if stages else _metrics(root, "eval"),
+        scores=scores,
         exported=(root / "models" / ("lora-export" if stages else "export") / "MODEL_CARD.md").is_file(),
         health=_health(after),
-        rates=RATES,
+        rates=RATES if whole else RATES[:3],
         foreign=bool(stages),
     )
+    lines = (line if whole or len(line) <= COLUMNS else f"{line[: COLUMNS - 3]}..." for line in filled.splitlines())
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _metrics(root: Path, name: str) -> dict[str, Any] | None:
@@ -93,9 +127,9 @@ def _health(run_ids: dict[str, str]) -> dict[str, str]:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """It has none."""
+    parser.add_argument("--all", action="store_true", help="every source, every category, all that is known of them")
 
 
 def run(args: argparse.Namespace) -> int:
-    sys.stdout.write(text(Path.cwd()))
+    sys.stdout.write(text(Path.cwd(), whole=args.all))
     return 0

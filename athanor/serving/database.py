@@ -8,6 +8,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from athanor.base.errors import InputError
@@ -42,6 +43,18 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         END""",
     ),
 )
+
+
+def timestamp(days_ago: float = 0.0) -> str:
+    """A moment as the tables have it: these texts sort by time."""
+    moment = datetime.now(UTC) - timedelta(days=days_ago)
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def forget_empty(db: sqlite3.Connection) -> None:
+    """Remove nameless chats of a day ago in which nothing was said: their first question failed, and no list has them."""
+    unused = "title = '' AND updated_at < ? AND NOT EXISTS (SELECT 1 FROM messages WHERE chat = chats.id)"
+    db.execute(f"DELETE FROM chats WHERE {unused}", [timestamp(days_ago=1)])
 
 
 # File systems of other machines, as the kernel names them, in FUSE's case after the dot.

@@ -22,6 +22,7 @@ from athanor.runtime.machine import free_memory_bytes
 from athanor.serving.backends.base import Request
 from athanor.serving.discover import CONFIG, LLAMA_CPP, TORCH, AvailableModel, materialise, problem_of
 from athanor.serving.metrics import Metrics
+from athanor.serving.starters import starters
 from athanor.serving.worker import Worker
 
 WAIT_SECONDS = 120.0  # for memory that other models hold
@@ -109,6 +110,7 @@ class Models:
             **{name: getattr(model, name) for name in ("id", "label", "source", "backend", "created")},
             "state": state,
             "reason": entry.failure[0] if entry.failure and state == "failed" else None,
+            "starters": starters(Path(model.path)),
             **{key: info.get(key) for key in ("context_tokens", "parameters", "defaults", "template")},
         }
 

@@ -15,13 +15,12 @@ import os
 import secrets
 import sqlite3
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from athanor.base.errors import InputError
 from athanor.runtime.machine import anchor
-from athanor.serving.database import Database
+from athanor.serving.database import Database, forget_empty, timestamp
 from athanor.serving.words import fold, snippet, title_of, words_of
 
 STATUSES = ("candidate", "accepted", "rejected")
@@ -95,9 +94,10 @@ class Store:
         sampling: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """A new chat without messages. Without a title it takes that of its first question."""
-        chat, now, title = secrets.token_hex(8), _now(), title.strip()
+        chat, now, title = secrets.token_hex(8), timestamp(), title.strip()
         row = (chat, title, fold(title), system, json.dumps(list(models)), json.dumps(dict(sampling or {})), now, now)
         with self._file.write() as db:
+            forget_empty(db)
             db.execute(
                 """INSERT INTO chats (id, title, folded, system, models, sampling, created_at, updated_at)
                    VALUES (?, ?, ?, ?, ?, ?, ?, ?)""",
@@ -128,7 +128,7 @@ class Store:
             elif "leaf" in changes and row["leaf"] is not None:
                 raise InputError("a chat with messages shows one of them", where="leaf", fix="name a message's id")
             if set(changes) - {"leaf"}:  # looking at another variant is no update
-                changes["updated_at"] = _now()
+                changes["updated_at"] = timestamp()
             if changes:
                 names = ", ".join(f"{name} = ?" for name in changes)
                 db.execute(f"UPDATE chats SET {names} WHERE id = ?", [*changes.values(), chat])
@@ -164,7 +164,7 @@ class Store:
         `question` is the id of a stored one, or (parent, text) of a new one,
         which is stored with it or not at all. `shown` makes the answer the chat's leaf.
         """
-        now = _now()
+        now = timestamp()
         with self._file.write() as db:
             title = self._chat_row(db, chat)["title"]
             if isinstance(question, tuple):
@@ -331,10 +331,6 @@ class Store:
             "answer": row["content"],
             **_pick(row, "correction status model created_at"),
         }
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def _pick(row: sqlite3.Row, names: str) -> dict[str, Any]:

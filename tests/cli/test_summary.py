@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from athanor.base.artifacts import write_json
+from athanor.base.artifacts import read_json, write_json
 from athanor.cli import summary
 
 
@@ -56,7 +56,9 @@ def scored(score: float, floor: float = 0.0) -> dict[str, float]:
     return {"n": 36, "score": score, **spread, "floor": floor, "floor_answer": "x" * 56}
 
 
-def test_the_battery_has_a_line_for_each_category_with_its_floor_and_what_reaches_it(root: Path) -> None:
+@pytest.fixture
+def measured(root: Path) -> Path:
+    """With a battery of 28 categories, the worst first in the alphabet, and what is measured beside it."""
     source = {"base": {"bpb": 1.8, "stderr": 0.1}, "sft": {"bpb": 1.9, "stderr": None}, "gzip": 2.3, "xz": 2.4}
     scores = {f"category_{n:02}": scored(n / 30, 0.4) for n in range(28)} | {"all": scored(0.5)}
     share = {"n": 800, "count": 792, "rate": 0.99, "stderr": 0.01}
@@ -77,7 +79,11 @@ def test_the_battery_has_a_line_for_each_category_with_its_floor_and_what_reache
         "health": {"sft": {name: share for name in ("stop", "fake_turn", "repetition", "hedge", "identity_leak")}},
     }
     write_json(root / "metrics" / "eval.json", metrics)
-    told = summary.text(root).partition("Battery")[2]
+    return root
+
+
+def test_the_battery_has_a_line_for_each_category_with_its_floor_and_what_reaches_it(measured: Path) -> None:
+    told = summary.text(measured, whole=True).partition("Battery")[2]
     lines = told.splitlines()
     assert len(lines) < 36 and max(map(len, lines)) <= 120
     assert all(f"category_{n:02}" in told for n in range(28))
@@ -85,3 +91,25 @@ def test_the_battery_has_a_line_for_each_category_with_its_floor_and_what_reache
     assert "category_00" in lines[28] and f"floor  40 < {'x' * 56}" in lines[28]
     assert "sft minus base: +40.0 points [+35.0, +45.0], 330 won, 10 lost, p 1e-40" in told
     assert "two similar models: 3.1 points can be resolved" in told and "99.0% end by themselves" in told
+
+
+def test_without_all_it_fits_a_screen_with_the_best_the_worst_and_what_is_asked_first(measured: Path) -> None:
+    """It was 54 lines of up to 118 columns, and what the run took had left the screen."""
+    metrics = read_json(measured / "metrics" / "eval.json")
+    metrics["battery"]["sft"] |= {"identity": scored(0.5), "first_words": scored(0.6)}
+    metrics["bpb"]["sources"] |= {f"source_{n}": metrics["bpb"]["all"] for n in range(12)}
+    write_json(measured / "metrics" / "eval.json", metrics)
+    (measured / "models/export").mkdir(parents=True)
+    (measured / "models/export/MODEL_CARD.md").touch()
+    lines = summary.text(measured).splitlines()
+    seven_more_stages, data_and_tracking_lines, prompt = 7, 2, 1
+    assert len(lines) + seven_more_stages + data_and_tracking_lines + prompt <= 40 and max(map(len, lines)) <= 100
+    start = next(number for number, line in enumerate(lines) if line.startswith("Battery")) + 1
+    shown = [line.split()[0] for line in lines[start : start + 6]]
+    assert shown == ["category_27", "category_26", "first_words", "identity", "category_00", "all"]
+    assert "  25 more categories: athanor summary --all" in lines
+
+
+def test_a_run_that_had_nothing_to_do_says_so_instead_of_a_table(root: Path) -> None:
+    lines = summary.text(root, summary.runs(root), since_ms=4).splitlines()
+    assert "all 3 were kept" in lines[1] and len(lines) == 2

@@ -158,7 +158,7 @@ class Reader:
 
     def new_chat(self) -> None:
         self.page.goto(self.url + "#/")
-        self.page.wait_for_selector(".card")
+        self.page.wait_for_selector(".welcome")
 
     def see(self, selector: str, **which: str) -> LocatorAssertions:
         """What is to be expected of it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from playwright.sync_api import Browser, Error, Page, Route, expect, sync_playwr
 
 from tests.serving.browser import DESKTOP, PATIENCE, PHONE, Reader, Server, find_chromium, running
 from tests.serving.parrot import CODE, LONG, MARKDOWN, PLAIN, WHO, XSS, asking, write_export
+from tests.serving.test_starters import checkout, row
 
 expect.set_options(timeout=PATIENCE)
 
@@ -185,6 +187,56 @@ def test_answering_again_and_asking_in_other_words_make_variants_to_leaf_through
     assert [message["parent"] for message in reader.chat()["messages"] if message["role"] == "user"] == [None, None]
 
 
+def test_another_answer_at_temperature_0_is_offered_at_another_temperature(reader):
+    """It was the same answer again, and equal notes piled up over the page."""
+    reader.ask(PLAIN[0])
+    for number in (2, 3):
+        reader.press("Answer again")
+        reader.see(".answer .arrows").to_have_text(f"{number}/{number}")
+        reader.answered()
+    reader.see(".toast", has_text="The same answer again").to_have_count(1)
+    for size in (DESKTOP, PHONE):
+        reader.page.set_viewport_size(size)
+        note, composer = (reader.page.locator(place).bounding_box() for place in (".toast", "#composer"))
+        assert note["y"] + note["height"] < composer["y"]
+    reader.press("Another at 0.7")
+    reader.see(".answer .arrows").to_have_text("4/4")
+    reader.answered()
+    assert [body["sampling"].get("temperature") for body in reader.sent] == [None, None, None, 0.7]
+    assert "temperature" not in reader.chat()["sampling"]
+
+
+def test_another_answer_has_another_seed_than_that_of_the_chat(reader):
+    reader.press("Settings")
+    reader.page.fill("#set-seed", "7")
+    reader.page.keyboard.press("Escape")
+    reader.ask(PLAIN[0])
+    reader.press("Answer again")
+    reader.see(".answer .arrows").to_have_text("2/2")
+    reader.answered()
+    assert [body["sampling"]["seed"] for body in reader.sent] == [7, 8] and reader.chat()["sampling"] == {"seed": 7}
+
+
+def test_the_cards_are_questions_that_the_chosen_model_has_answered(open_reader, models, parrot_parts, tmp_path):
+    """They were fixed, and wrong for a model of one's own text."""
+    export = checkout(tmp_path, [row("arithmetic", PLAIN[0], kind="numeric"), row("identity", WHO[0])])
+    facts = json.loads((export / "hf/athanor.json").read_text())
+    shutil.rmtree(export / "hf")
+    write_export(export / "hf", parrot_parts, "own")
+    path = export / "hf/athanor.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | facts))
+    with running(tmp_path / "server", [export, models[1]]) as server:
+        reader = open_reader(server)
+        reader.see(".card").to_have_count(2)
+        assert reader.page.locator(".card").all_inner_texts() == [f"Identity\n{WHO[0]}", f"Arithmetic\n{PLAIN[0]}"]
+        choose_model(reader, "polly")
+        reader.see(".card").to_have_count(0)
+        choose_model(reader, "own")
+        reader.page.locator(".card", has_text=PLAIN[0]).click()
+        reader.answered()
+        assert reader.answers() == [PLAIN[1]]
+
+
 def test_another_model_can_answer_the_next_question(reader):
     reader.ask(PLAIN[0])
     choose_model(reader, "polly")
@@ -251,7 +303,7 @@ def test_until_a_chat_is_there_nothing_is_done_to_another_and_what_is_typed_stay
         reader.see("#send").to_be_disabled()
         reader.see("#settings").to_be_disabled()
         reader.see("#compare").to_be_disabled()
-        reader.see(".card").to_have_count(0)
+        reader.see(".welcome").to_have_count(0)
         release()
     reader.see(".answer .prose").to_have_text(PLAIN[1])
     reader.see("#question").to_have_value(WHO[0])
@@ -349,7 +401,7 @@ def test_chats_are_searched_renamed_exported_and_deleted_with_undo(reader):
             menu(reader, "Sums in Python", item)
         assert read(Path(download.value.path()).read_text(encoding="utf-8")), item
     menu(reader, "Sums in Python", "Delete")
-    expect(page.locator(".card").first).to_be_visible()
+    expect(page.locator(".welcome")).to_be_visible()
     assert "Sums in Python" not in reader.titles()
     reader.press("Undo")
     reader.see("#chats .title", has_text="Sums in Python").to_be_visible()
@@ -918,7 +970,7 @@ def test_everything_can_be_done_from_the_keyboard(reader):
     reader.see("#search").to_be_focused()
     keyboard.press("Escape")
     keyboard.press("Control+Shift+O")
-    reader.see(".card").to_have_count(4)
+    reader.see(".welcome").to_have_count(1)
     reader.see("#question").to_be_focused()
     page.evaluate("document.activeElement.blur()")
     keyboard.press("?")

@@ -58,6 +58,17 @@ def assert_whole(path: Path) -> int:
     return len(rows)
 
 
+def test_a_chat_in_which_nothing_was_said_is_gone_after_a_day(store):
+    """The page stores a chat with its first question; where that failed, the file kept an empty chat for ever."""
+    _, named, said, fresh = (store.create(title=title)["id"] for title in ("", "Plans", "", ""))
+    say(store, said, None, "Hi")
+    with sqlite3.connect(store.path) as db:
+        db.execute("UPDATE chats SET updated_at = ? WHERE id <> ?", [database.timestamp(days_ago=2), fresh])
+    db.close()
+    created = store.create()["id"]
+    assert {chat["id"] for chat in store.chats()} == {named, said, fresh, created}
+
+
 def test_the_file_is_its_owners_alone_and_keeps_everything_when_opened_again(tmp_path):
     path = tmp_path / "deep" / "chat.sqlite3"
     before = os.umask(0)

@@ -6,6 +6,8 @@ import { draft, moveDraft, setDraft } from "./drafts.js";
 import { changed, chosenModels, emptyChat, loadModels, modelOf, patchChat, remember, state } from "./state.js";
 import { newestUnder, pathTo, variants, withMessage } from "./tree.js";
 
+const WARM = 0.7; // a temperature for another answer, where the chat's own is 0
+
 let leaving = false;
 addEventListener("pagehide", () => (leaving = true));
 addEventListener("pageshow", () => (leaving = false));
@@ -57,17 +59,21 @@ async function question(text, instead) {
   return run(chat, request, chosenModels(), () => giveBack(chat.id));
 }
 
-/** Another answer to the same question; of both models while two are compared. */
-export async function answerAgain(message) {
+/** Another answer to the same question; of both models while two are compared. `own`: settings of this answer alone. */
+export async function answerAgain(message, own = {}) {
   const { chat } = state;
+  const sampling = { ...chat.sampling, ...own };
+  // The seed of the chat would bring the same answer again.
+  if (sampling.seed !== undefined) sampling.seed = (sampling.seed + variants(chat, message).length) % 2 ** 32;
   const before = message.content;
   const compared = chosenModels().length === 2;
   const models = compared ? chosenModels() : [chosenModels()[0] ?? message.model];
-  await run(chat, { user: message.parent }, models, () => {});
+  await run(chat, { user: message.parent, sampling }, models, () => {});
   const now = chat.messages.find((other) => other.id === chat.leaf);
-  const heat = chat.sampling.temperature ?? modelOf(message.model)?.defaults?.temperature;
+  const heat = sampling.temperature ?? modelOf(message.model)?.defaults?.temperature;
   if (!compared && !heat && now && now.id !== message.id && now.model === message.model && now.content === before) {
-    toast("The same answer again. A temperature above 0, under Settings, brings variety.");
+    toast("The same answer again: at temperature 0 there is only one.", { label: `Another at ${WARM}`,
+      run: () => answerAgain(now, { temperature: WARM }) });
   }
 }
 
@@ -138,7 +144,7 @@ async function run(chat, request, models, giveBack) {
   let problem = null;
   try {
     await prepare(now);
-    const body = { ...request, models, sampling: chat.sampling };
+    const body = { sampling: chat.sampling, ...request, models };
     for await (const event of answers(chat.id, body, now.aborter.signal)) take(now, event);
   } catch (error) {
     problem = error;

@@ -77,6 +77,7 @@ export function announce(text) {
 export function toast(text, action = null, seconds = 6) {
   const remove = () => note.remove();
   const note = h("div", { class: "toast" }, h("span", {}, text));
+  for (const other of [...$("toasts").children]) if (other.firstChild.textContent === text) other.remove();
   if (action) {
     note.append(h("button", { type: "button", class: "text", onclick: () => (remove(), action.run()) }, action.label));
   }

@@ -4,19 +4,12 @@ import { live, shownPath } from "./chat.js";
 import { submit } from "./composer.js";
 import { $, h } from "./dom.js";
 import { answerMessage, liveAnswer, problemCard, userMessage } from "./messages.js";
-import { on, state } from "./state.js";
+import { chosenModels, modelOf, on, state } from "./state.js";
 import { openComparison, pathTo } from "./tree.js";
 
 const NEAR = 60; // pixels from the end that still count as the end
 let pinned = true;
-
-// What the default run teaches, in its words: a model of three million weights knows few others.
-const PROMPTS = [
-  ["Say hello", "Who are you?"],
-  ["Calculate", "Compute 48 + 89 column by column."],
-  ["Write code", "Write a Python function add_13(x) that returns x plus 13."],
-  ["Explain", "What does HTTP status 404 mean?"],
-];
+let offered = ""; // the questions of the welcome that is drawn
 
 export function start() {
   const scroller = $("scroll");
@@ -27,6 +20,7 @@ export function start() {
   $("latest").addEventListener("click", () => (toEnd(true), $("question").focus()));
   new ResizeObserver(() => pinned && toEnd()).observe(scroller);
   on("thread", draw);
+  on("models", () => document.querySelector("#view .welcome") && offered !== JSON.stringify(starters()) && draw());
   on("asked", () => (pinned = true));
   let before;
   on("chat", () => {
@@ -101,6 +95,9 @@ function columns(answers, hint) {
     hint && h("p", { class: "muted hint" }, hint));
 }
 
+/** Questions that the chosen model was asked in its own evaluation, and answered. */
+const starters = () => modelOf(chosenModels()[0])?.starters ?? [];
+
 function welcome() {
   if (!state.known || state.chat.unread) return [];
   if (!state.models.length) {
@@ -110,10 +107,11 @@ function welcome() {
       h("pre", { class: "command" }, h("code", {}, "make repro")),
       h("p", { class: "muted" }, "Then start athanor serve again, or give it a model: athanor serve --model FOLDER."))];
   }
-  const cards = PROMPTS.map(([title, text]) => h("button", { type: "button", class: "card", onclick: () => submit(text) },
+  const cards = starters().map(({ title, text }) => h("button", { type: "button", class: "card", onclick: () => submit(text) },
     h("span", { class: "muted" }, title), h("span", {}, text)));
+  offered = JSON.stringify(starters());
   return [h("div", { class: "welcome" }, h("img", { src: "/page/icon.svg", alt: "", width: "56", height: "56" }),
     h("h1", {}, "Talk to your model"),
     h("p", { class: "muted" }, "It is small, it is yours, and it runs right here."),
-    h("div", { class: "cards" }, cards))];
+    cards.length > 0 && h("div", { class: "cards" }, cards))];
 }
