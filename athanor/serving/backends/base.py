@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
 from athanor.base.errors import InputError
@@ -137,9 +136,22 @@ def reserve(context_tokens: int, limit: int) -> int:
 
 
 def prepare(tokenizer: Tokenizer, messages: Sequence[Message], *, context_tokens: int, max_new_tokens: int) -> Prompt:
-    """The prompt of our own template; InputError also if the roles are not those of the template."""
-    prompt_ids(tokenizer, [Message(message.role, "") for message in messages])  # the roles, before their fitting
-    return fit_prompt(messages, partial(prompt_ids, tokenizer), context_tokens, max_new_tokens)
+    """The prompt of our own template; InputError also if the roles are not those of the template.
+
+    A last assistant message is the beginning of the answer: its ids follow the opening, as they did in training.
+    """
+    question, begun = split_begun(messages)
+    prompt_ids(tokenizer, [Message(message.role, "") for message in question])  # the roles, before their fitting
+    begun_ids = tokenizer.encode(begun)
+    return fit_prompt(
+        question, lambda candidate: prompt_ids(tokenizer, candidate) + begun_ids, context_tokens, max_new_tokens
+    )
+
+
+def split_begun(messages: Sequence[Message]) -> tuple[Sequence[Message], str]:
+    """The messages up to the question, and the beginning of the answer to it, if the last one is the assistant's."""
+    begun = messages and messages[-1].role == "assistant"
+    return (messages[:-1], messages[-1].content) if begun else (messages, "")
 
 
 def fit_prompt(
@@ -148,7 +160,7 @@ def fit_prompt(
     context_tokens: int,
     max_new_tokens: int,
 ) -> Prompt:
-    """The prompt for the next answer of a conversation that ends with a user message; `ids_of` renders one.
+    """The prompt for the next answer of a conversation that ends with a user message; `ids_of` lays one out.
 
     InputError if the last message alone does not fit.
     """

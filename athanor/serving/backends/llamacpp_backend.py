@@ -36,6 +36,7 @@ from athanor.serving.backends.base import (
     fit_prompt,
     prepare,
     settings,
+    split_begun,
 )
 from athanor.serving.discover import gguf_problem, tokenizer_beside
 from athanor.text.conversations import Message
@@ -171,10 +172,14 @@ class _Job:
         if backend.tokenizer is not None:
             return prepare(backend.tokenizer, messages, context_tokens=backend.context, max_new_tokens=limit)
 
-        def ids_of(candidate: Sequence[Message]) -> list[int]:
-            return client.chat_tokens([asdict(message) for message in candidate])
+        question, begun = split_begun(messages)
 
-        return fit_prompt(messages, ids_of, backend.context, limit)
+        begun_ids = client.ask("/tokenize", {"content": begun, "add_special": False})["tokens"] if begun else []
+
+        def ids_of(candidate: Sequence[Message]) -> list[int]:
+            return client.chat_tokens([asdict(message) for message in candidate]) + begun_ids
+
+        return fit_prompt(question, ids_of, backend.context, limit)
 
     def _answer(self, client: Client) -> str:
         """Make the answer; returns why it ended."""
