@@ -40,7 +40,7 @@ def openai_router(models: Models, limit: Limit) -> APIRouter:
     async def chat(request: Request) -> Response:
         body = await read(request, ChatCompletion, invalid=400)
         usage = bool(body.stream_options and body.stream_options.include_usage)
-        return await _respond(request, models, limit, body, partial(Chat, usage=usage))
+        return await _respond(request, models, limit, body, partial(Chat, usage=usage, logprobs=bool(body.logprobs)))
 
     return router
 

@@ -16,7 +16,7 @@ from athanor.serving.requests import SamplingFields
 from athanor.text.conversations import Message
 
 ROLES = {"developer": "system"}  # OpenAI's newer name of the same
-MAX_MESSAGES, MAX_STOPS, MAX_CHARS, MAX_ANSWERS = 10_000, 16, 1_000_000, 8
+MAX_MESSAGES, MAX_STOPS, MAX_CHARS, MAX_ANSWERS, MAX_LOGPROBS = 10_000, 16, 1_000_000, 8, 20
 SMALLEST_TOP_P = 1e-9  # keeps the likeliest token only
 # Hugging Face's client names no model so, or gives the server's address as one.
 NO_MODEL = ("dummy", "tgi", "http://", "https://")
@@ -80,6 +80,11 @@ class Options(SamplingFields):
     max_tokens: int | None = Field(None, ge=1, le=10_000_000)
     stop: Stop | list[Stop] | None = None
     stream: bool | None = None
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: (
+        dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None
+    ) = Field(None, max_length=1024)
     _ignored: list[str] = PrivateAttr(default_factory=list)
 
     @model_validator(mode="before")
@@ -131,10 +136,16 @@ class Options(SamplingFields):
         count, stops = self.n or 1, [self.stop] if isinstance(self.stop, str) else self.stop or ()
         if count > 1:
             sampling.setdefault("seed", secrets.randbelow(2**31))
-        settings = (
-            [{**sampling, "seed": (sampling["seed"] + i) % 2**63} for i in range(count)] if count > 1 else [sampling]
-        )
-        return [AnswerRequest(messages, self.limit(), each, stops, **more) for each in settings]
+        seeds = [{"seed": (sampling["seed"] + number) % 2**63} for number in range(count)] if count > 1 else [{}]
+        steering = self.steering()
+        return [
+            AnswerRequest(messages, self.limit(), sampling | seed, stops, steering=steering, **more) for seed in seeds
+        ]
+
+    def steering(self) -> dict[str, Any]:
+        """What is asked of each step beside sampling; nothing for values that change nothing."""
+        names = ("presence_penalty", "frequency_penalty", "logit_bias")
+        return {name: getattr(self, name) for name in names if getattr(self, name)}
 
 
 def _number(value: Any) -> bool:
@@ -145,11 +156,15 @@ class ChatCompletion(Options):
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = Field(None, ge=1, le=10_000_000)
     stream_options: StreamOptions | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 
     @model_validator(mode="after")
     def check_conversation(self) -> ChatCompletion:
         left_out = conversation([message.message() for message in self.messages])[1]
         self._ignored += [f"messages.{index}" for index in left_out]
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs: goes with logprobs: true")
         return self
 
     def limit(self) -> int | None:
@@ -157,6 +172,9 @@ class ChatCompletion(Options):
 
     def conversation(self) -> list[Message]:
         return conversation([message.message() for message in self.messages])[0]
+
+    def steering(self) -> dict[str, Any]:
+        return super().steering() | ({"top_logprobs": self.top_logprobs or 0} if self.logprobs else {})
 
     def requests(self) -> list[AnswerRequest]:
         return self.asks(self.conversation())

@@ -34,11 +34,6 @@ ALIASES = {
 # Options that would change an answer and are not there, with the values that ask for nothing. Null always does.
 REFUSED: dict[str, tuple[Any, ...]] = {
     # OpenAI
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "logit_bias": ({},),
     "response_format": ({"type": "text"},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),

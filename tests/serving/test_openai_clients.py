@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import subprocess
 import time
 
 import openai
 import pytest
 
+from athanor.tokenizer.tokenizer import Tokenizer
 from tests.serving.live import PATIENCE, Live, lay_out, streamed, until
 from tests.serving.parrot import CODE, CONVERSATIONS, LONG, MARKDOWN, PLAIN, SYSTEM, WHO
 
@@ -131,6 +133,60 @@ def test_filters_beyond_the_protocol_are_honoured(client):
     assert said(complete(client, temperature=3.0, top_p=1e-9)) == PLAIN[1]
 
 
+def test_several_answers_have_a_seed_each_and_are_the_same_when_asked_again(client):
+    options = {"n": 3, "temperature": 3.0, "seed": 5, "max_tokens": 12}
+    whole = complete(client, LONG[0], **options)
+    texts = [choice.message.content for choice in whole.choices]
+    assert [choice.index for choice in whole.choices] == [0, 1, 2] and len(set(texts)) == 3
+    assert texts[1] == said(complete(client, LONG[0], **options | {"n": 1, "seed": 6}))
+    streamed_texts = ["", "", ""]
+    for chunk in complete(client, LONG[0], stream=True, stream_options={"include_usage": True}, **options):
+        for choice in chunk.choices:
+            streamed_texts[choice.index] += choice.delta.content or ""
+    assert streamed_texts == texts
+    assert chunk.usage == whole.usage and whole.usage.completion_tokens > 12
+
+
+def test_several_answers_need_no_seed_to_differ(client):
+    choices = complete(client, LONG[0], n=4, temperature=5.0, max_tokens=12).choices
+    assert len({choice.message.content for choice in choices}) == 4
+
+
+def test_logprobs_are_those_of_the_model_and_of_each_token(client):
+    whole = complete(client, logprobs=True, top_logprobs=5)
+    rows = whole.choices[0].logprobs.content
+    assert "".join(row.token for row in rows) == PLAIN[1] and len(rows) == whole.usage.completion_tokens
+    assert b"".join(bytes(row.bytes) for row in rows).decode() == PLAIN[1]
+    for row in rows:
+        tops = [top.logprob for top in row.top_logprobs]
+        assert len(tops) == 5 and tops == sorted(tops, reverse=True) and tops[0] == row.logprob <= 0
+        assert row.top_logprobs[0].token == row.token and sum(map(math.exp, tops)) <= 1 + 1e-5
+    chunks = list(complete(client, logprobs=True, top_logprobs=5, stream=True))
+    found = [row for c in chunks if c.choices[0].logprobs for row in c.choices[0].logprobs.content]
+    assert [row.model_dump() for row in found] == [row.model_dump() for row in rows]
+    only = complete(client, logprobs=True).choices[0].logprobs.content
+    assert [row.logprob for row in only] == [row.logprob for row in rows] and not only[0].top_logprobs
+    assert complete(client).choices[0].logprobs is None
+
+
+def test_a_biased_token_gives_way_to_the_next(client, parrot_parts):
+    first = Tokenizer.load(parrot_parts / "tokenizer").encode(PLAIN[1])[0]
+    row = complete(client, logprobs=True, max_tokens=1, top_logprobs=2).choices[0].logprobs.content[0]
+    changed = complete(client, max_tokens=1, logit_bias={str(first): -100}, logprobs=True, top_logprobs=2)
+    assert said(changed) == row.top_logprobs[1].token
+    assert changed.choices[0].logprobs.content[0].top_logprobs == row.top_logprobs  # told is what the model thinks
+
+
+def test_a_penalty_ends_a_word_that_comes_again_and_again(client, parrot_parts):
+    pushed = Tokenizer.load(parrot_parts / "tokenizer").encode(" parrot")[0]
+    rows = {}
+    for penalty in (0, 2):
+        answer = complete(client, max_tokens=40, logit_bias={str(pushed): 40}, frequency_penalty=penalty, logprobs=True)
+        rows[penalty] = [row.token for row in answer.choices[0].logprobs.content]
+    assert set(rows[0]) == {rows[0][0]} and len(rows[0]) == 40
+    assert 1 < rows[2].count(rows[0][0]) < 40
+
+
 def test_what_only_describes_a_request_is_passed_over(client):
     answer = complete(client, user="me", metadata={"a": "b"}, n=1, presence_penalty=0, store=False)
     assert said(answer) == PLAIN[1]
@@ -138,11 +194,9 @@ def test_what_only_describes_a_request_is_passed_over(client):
 
 NOT_HONOURED = {
     "n": 9,
-    "logprobs": True,
     "top_logprobs": 3,
-    "presence_penalty": 0.5,
-    "frequency_penalty": 0.5,
-    "logit_bias": {"5": 100},
+    "presence_penalty": 2.5,
+    "logit_bias": {"99999": 100},
     "response_format": {"type": "json_object"},
     "tools": [{"type": "function", "function": {"name": "f"}}],
     "tool_choice": "required",

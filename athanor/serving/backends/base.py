@@ -32,8 +32,8 @@ Emit = Callable[[dict[str, Any]], None]
 class Request:
     """One answer to make. Settings that are not in `sampling`, and a limit of None, are the model's own defaults.
 
-    `stop` are texts that end the answer where they first appear; they are not part of it. `id`: in one process of a
-    model.
+    `stop` are texts that end the answer where they first appear; they are not part of it. `steering`: what else each
+    step does (steering.py), of torch only. `id`: in one process of a model.
     """
 
     messages: Sequence[Message]
@@ -41,6 +41,7 @@ class Request:
     sampling: dict[str, Any] = field(default_factory=dict)
     stop: Sequence[str] = ()
     id: int = 0
+    steering: dict[str, Any] = field(default_factory=dict)
 
 
 class Backend(Protocol):
@@ -64,6 +65,7 @@ class Answer:
     def __init__(self, request: Request, emit: Emit) -> None:
         self.request, self.stops = request, Stops(request.stop)
         self.tokens = 0  # made so far
+        self.logprobs: list[dict[str, Any]] = []  # of tokens whose text has not been sent yet
         self._emit, self._started_at = emit, 0.0
         self._lock, self._finished = threading.Lock(), False
 
@@ -77,20 +79,32 @@ class Answer:
     def end(self, reason: str) -> None:
         self._emit_text(self.stops.rest())
         seconds = round(time.monotonic() - self._started_at, 3) if self._started_at else 0.0
-        self._emit_final({"type": "end", "reason": reason, "tokens": self.tokens, "seconds": seconds})
+        end = {"type": "end", "reason": reason, "tokens": self.tokens, "seconds": seconds}
+        self._emit_final(end | self._new_logprobs())
 
     def fail(self, kind: str, message: str) -> None:
         self._emit_final({"type": "error", "kind": kind, "message": message})
 
     def _emit_text(self, text: str) -> None:
         if text:
-            self._emit({"type": "text", "text": text, "tokens": self.tokens})
+            self._emit({"type": "text", "text": text, "tokens": self.tokens} | self._new_logprobs())
+
+    def _new_logprobs(self) -> dict[str, Any]:
+        rows, self.logprobs = self.logprobs, []
+        return {"logprobs": rows} if rows else {}
 
     def _emit_final(self, event: dict[str, Any]) -> None:
         with self._lock:
             is_first, self._finished = not self._finished, True
         if is_first:
             self._emit(event)
+
+
+def refuse_steering(request: Request, backend: str) -> None:
+    """InputError if the request wants what only the torch backend does."""
+    for name in request.steering:
+        fix = "leave it out, or ask the model's exact weights (backend torch)"
+        raise InputError(f"{backend} does not do this here", where=name, fix=fix)
 
 
 class Stops:

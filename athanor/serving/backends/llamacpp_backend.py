@@ -35,6 +35,7 @@ from athanor.serving.backends.base import (
     Request,
     fit_prompt,
     prepare,
+    refuse_steering,
     settings,
     split_begun,
 )
@@ -184,6 +185,7 @@ class _Job:
     def _answer(self, client: Client) -> str:
         """Make the answer; returns why it ended."""
         request, defaults = self.answer.request, self.backend.info["defaults"]
+        refuse_steering(request, "llama.cpp")
         chosen = settings(request.sampling, defaults)
         if chosen.pop("repetition_penalty") != 1:
             raise InputError(

@@ -27,6 +27,7 @@ from athanor.serving.backends.base import (
     Emit,
     Request,
     fit_prompt,
+    refuse_steering,
     settings,
     split_begun,
 )
@@ -132,6 +133,7 @@ class _Job(Answer):
     @torch.inference_mode()
     def run(self) -> None:
         backend, request, defaults = self.backend, self.request, self.backend.info["defaults"]
+        refuse_steering(request, "transformers")
         chosen = settings(request.sampling, defaults)
         limit = request.max_new_tokens or defaults["max_new_tokens"]
         question, begun = split_begun(request.messages)
