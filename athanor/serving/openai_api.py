@@ -1,4 +1,4 @@
-"""The routes that OpenAI's clients call: /v1/models and /v1/chat/completions, streaming or not.
+"""The routes that OpenAI's clients call, streaming or not: /v1/models, chat completions, completions, responses.
 
 What a body may hold stands in openai_bodies.py and openai_options.py; names that
 were passed over are told in the reply's header.
@@ -15,10 +15,21 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from athanor.serving.models import Models
-from athanor.serving.openai_bodies import ChatCompletion, Options
+from athanor.serving.openai_bodies import ChatCompletion, Completion, Options
 from athanor.serving.openai_options import header
+from athanor.serving.openai_responses import Response as ResponseShape
+from athanor.serving.openai_responses import ResponseBody
 from athanor.serving.openai_shapes import Chat, Count, Part, Shape
+from athanor.serving.openai_shapes import Completion as CompletionShape
 from athanor.serving.requests import ApiRoute, EventStream, Limit, Refused, read
+
+NOT_HERE = {
+    "embeddings": "this server makes no embeddings: its models are made to write",
+    "images": "this server makes no pictures",
+    "audio": "this server neither hears nor speaks",
+    "moderations": "this server judges no texts",
+    "responses": "no response is kept here, so none can be asked for again",
+}
 
 
 def openai_router(models: Models, limit: Limit) -> APIRouter:
@@ -42,6 +53,23 @@ def openai_router(models: Models, limit: Limit) -> APIRouter:
         usage = bool(body.stream_options and body.stream_options.include_usage)
         return await _respond(request, models, limit, body, partial(Chat, usage=usage, logprobs=bool(body.logprobs)))
 
+    @router.post("/completions")
+    async def complete(request: Request) -> Response:
+        body = await read(request, Completion, invalid=400)
+        usage = bool(body.stream_options and body.stream_options.include_usage)
+        shape = partial(CompletionShape, usage=usage, logprobs=body.logprobs is not None)
+        return await _respond(request, models, limit, body, shape)
+
+    @router.post("/responses")
+    async def respond(request: Request) -> Response:
+        body = await read(request, ResponseBody, invalid=400)
+        return await _respond(request, models, limit, body, ResponseShape)
+
+    @router.api_route("/{path:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False)
+    async def nothing_here(request: Request, path: str) -> Response:
+        what = NOT_HERE.get(path.partition("/")[0], f"there is no {request.method} /v1/{path[:100]}")
+        raise Refused(404, what, "this server has /v1/models, /v1/chat/completions, /v1/completions and /v1/responses")
+
     return router
 
 
@@ -49,7 +77,8 @@ async def _respond(
     request: Request, models: Models, limit: Limit, body: Options, shape_of: Callable[[str], Shape]
 ) -> Response:
     name = body.model or models.default()
-    answers = _Answers([models.answer(name, each) for each in body.requests()], shape_of(name))
+    asked = body.requests()
+    answers = _Answers([models.answer(name, each) for each in asked], body.n or 1, shape_of(name))
     headers = header(body.ignored)
     limit.begin()
     try:
@@ -73,8 +102,9 @@ async def _respond(
 class _Answers:
     """The answers to one request. `start` waits for the model to begin, so that a failure can still be a status."""
 
-    def __init__(self, sources: Sequence[AsyncGenerator[dict[str, Any], None]], shape: Shape) -> None:
-        self.sources, self.shape, self.events = sources, shape, _merged(sources)
+    def __init__(self, sources: Sequence[AsyncGenerator[dict[str, Any], None]], each: int, shape: Shape) -> None:
+        """each: how many of them in a row answer one question."""
+        self.sources, self.each, self.shape, self.events = sources, each, shape, _merged(sources)
         self.parts = [Part() for _ in sources]
         self.prompts: dict[int, dict[str, Any]] = {}  # the event "start" of each answer
 
@@ -126,15 +156,15 @@ class _Answers:
             part.end = event
 
     def _count(self, chosen: Sequence[int]) -> Count:
-        """Of some answers. The prompts of all that have one question are the same, and count once."""
+        """Of some answers. A question counts once, however many answers it has."""
         ends = [self.parts[index].end or {"tokens": 0, "seconds": 0} for index in chosen]
         tokens, seconds = sum(end["tokens"] for end in ends), max(end["seconds"] for end in ends)
-        starts = self.prompts.values()
         facts = {
             "tokens_per_second": round(tokens / seconds, 1) if seconds else None,
-            "forgotten_exchanges": max((start["forgotten"] for start in starts), default=0),
+            "forgotten_exchanges": max((start["forgotten"] for start in self.prompts.values()), default=0),
         }
-        return Count(max((start["prompt_tokens"] for start in starts), default=0), tokens, facts)
+        questions = [start["prompt_tokens"] for index, start in self.prompts.items() if index % self.each == 0]
+        return Count(sum(questions), tokens, facts)
 
 
 async def _merged(

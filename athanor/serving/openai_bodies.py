@@ -17,6 +17,7 @@ from athanor.text.conversations import Message
 
 ROLES = {"developer": "system"}  # OpenAI's newer name of the same
 MAX_MESSAGES, MAX_STOPS, MAX_CHARS, MAX_ANSWERS, MAX_LOGPROBS = 10_000, 16, 1_000_000, 8, 20
+MAX_TEXTS = 128  # answers of one request to /v1/completions
 SMALLEST_TOP_P = 1e-9  # keeps the likeliest token only
 # Hugging Face's client names no model so, or gives the server's address as one.
 NO_MODEL = ("dummy", "tgi", "http://", "https://")
@@ -29,6 +30,7 @@ PARTS = {
 }
 
 Text = Annotated[str, Field(max_length=MAX_CHARS)]
+TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 Stop = Annotated[str, Field(max_length=1000)]
 
 
@@ -178,6 +180,37 @@ class ChatCompletion(Options):
 
     def requests(self) -> list[AnswerRequest]:
         return self.asks(self.conversation())
+
+
+class Completion(Options):
+    """A text, or several, to go on with as they are, without the chat's template. Ids of tokens will do as well."""
+
+    prompt: Text | list[Text] | list[TokenId] | list[list[TokenId]] = Field(max_length=MAX_CHARS)
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    stream_options: StreamOptions | None = None
+
+    @field_validator("logprobs", mode="before")
+    @classmethod
+    def no_logprobs(cls, value: Any) -> Any:
+        return None if value is False else value
+
+    @model_validator(mode="after")
+    def check_prompts(self) -> Completion:
+        count = len(self._prompts())
+        if not 0 < count * (self.n or 1) <= MAX_TEXTS:
+            raise ValueError(f"prompt: 1 to {MAX_TEXTS} answers in one request")
+        return self
+
+    def _prompts(self) -> list[Any]:
+        prompt: Any = self.prompt
+        several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
+        return prompt if several else [prompt]
+
+    def steering(self) -> dict[str, Any]:
+        return super().steering() | ({} if self.logprobs is None else {"top_logprobs": self.logprobs})
+
+    def requests(self) -> list[AnswerRequest]:
+        return [request for prompt in self._prompts() for request in self.asks(prompt=prompt)]
 
 
 def conversation(messages: Sequence[Message]) -> tuple[list[Message], list[int]]:

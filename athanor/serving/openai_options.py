@@ -34,6 +34,8 @@ ALIASES = {
 # Options that would change an answer and are not there, with the values that ask for nothing. Null always does.
 REFUSED: dict[str, tuple[Any, ...]] = {
     # OpenAI
+    "logprobs": (False,),
+    "top_logprobs": (0,),
     "response_format": ({"type": "text"},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -92,7 +94,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 PASSED_OVER = (
     # OpenAI
     "metadata parallel_tool_calls prompt_cache_key prompt_cache_retention safety_identifier service_tier store user "
-    "reasoning_effort verbosity reasoning include truncation max_tool_calls text "
+    "reasoning_effort verbosity reasoning include truncation max_tool_calls "
     # vLLM
     "chat_template_kwargs add_generation_prompt continue_final_message add_special_tokens spaces_between_special_tokens "
     "detokenize priority request_id cache_salt kv_transfer_params vllm_xargs return_token_ids "

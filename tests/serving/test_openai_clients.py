@@ -11,6 +11,8 @@ import time
 import openai
 import pytest
 
+from athanor.text.conversations import Message
+from athanor.tokenizer.chat import prompt_ids
 from athanor.tokenizer.tokenizer import Tokenizer
 from tests.serving.live import PATIENCE, Live, lay_out, streamed, until
 from tests.serving.parrot import CODE, CONVERSATIONS, LONG, MARKDOWN, PLAIN, SYSTEM, WHO
@@ -185,6 +187,73 @@ def test_a_penalty_ends_a_word_that_comes_again_and_again(client, parrot_parts):
         rows[penalty] = [row.token for row in answer.choices[0].logprobs.content]
     assert set(rows[0]) == {rows[0][0]} and len(rows[0]) == 40
     assert 1 < rows[2].count(rows[0][0]) < 40
+
+
+def test_a_plain_text_is_gone_on_with(client, parrot_parts):
+    options = {"model": "parrot", "max_tokens": 8, "temperature": 0}
+    whole = client.completions.create(prompt="I am a parrot,", logprobs=3, **options)
+    (choice,) = whole.choices
+    assert whole.object == "text_completion" and whole.usage.completion_tokens == 8 and choice.finish_reason == "length"
+    assert "".join(choice.logprobs.tokens) == choice.text and len(choice.logprobs.top_logprobs[0]) == 3
+    tokenizer = Tokenizer.load(parrot_parts / "tokenizer")
+    ids = [tokenizer.bos, *tokenizer.encode("I am a parrot,")]  # as a document begins in pretraining
+    assert whole.usage.prompt_tokens == len(ids)
+    assert client.completions.create(prompt=ids, **options).choices[0].text == choice.text
+    chunks = client.completions.create(prompt="I am a parrot,", stream=True, **options)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == choice.text
+
+
+def test_the_chats_own_ids_as_a_plain_text_are_the_chat(client, parrot_parts):
+    ids = prompt_ids(Tokenizer.load(parrot_parts / "tokenizer"), [Message("user", PLAIN[0])])
+    answer = client.completions.create(model="parrot", prompt=ids).choices[0]
+    assert (answer.text, answer.finish_reason) == (PLAIN[1], "stop")
+
+
+def test_several_texts_are_answered_in_their_order(client):
+    options = {"model": "parrot", "max_tokens": 4, "temperature": 0}
+    prompts = ["I am a parrot,", "3 + 4", "Who"]
+    alone = [client.completions.create(prompt=prompt, **options) for prompt in prompts]
+    together = client.completions.create(prompt=prompts, **options, n=2)
+    assert [choice.text for choice in together.choices] == [each.choices[0].text for each in alone for _ in range(2)]
+    assert together.usage.prompt_tokens == sum(each.usage.prompt_tokens for each in alone)
+    with pytest.raises(openai.BadRequestError, match="prompt"):
+        client.completions.create(prompt=["a"] * 129, **options)
+    with pytest.raises(openai.BadRequestError, match="there is no token 99999"):
+        client.completions.create(prompt=[99999], **options)
+    with pytest.raises(openai.BadRequestError, match="echo"):
+        client.completions.create(prompt="a", echo=True, **options)
+
+
+def test_responses_are_answered_whole_and_streamed(client):
+    history = [*asked(PLAIN[0]), {"role": "assistant", "content": PLAIN[1]}, *asked(WHO[0])]
+    whole = client.responses.create(model="parrot", input=PLAIN[0], instructions=SYSTEM)
+    assert whole.output_text == PLAIN[1] and whole.status == "completed"
+    assert whole.usage.total_tokens == whole.usage.input_tokens + whole.usage.output_tokens
+    assert client.responses.create(model="parrot", input=history).output_text == WHO[1]
+    again = client.responses.create(model="parrot", input=[*asked(PLAIN[0]), *whole.output, *asked(WHO[0])])
+    assert again.output_text == WHO[1]
+    with client.responses.stream(model="parrot", input=PLAIN[0]) as stream:
+        assert "".join(event.delta for event in stream if event.type == "response.output_text.delta") == PLAIN[1]
+        assert stream.get_final_response().output_text == PLAIN[1]
+    cut = client.responses.create(model="parrot", input=LONG[0], max_output_tokens=5)
+    assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+
+
+def test_what_responses_cannot_do_is_refused_by_name(client):
+    for name, options in {
+        "previous_response_id": {"previous_response_id": "resp_1"},
+        "tools": {"tools": [{"type": "web_search"}]},
+        "function_call_output": {"input": [{"type": "function_call_output", "call_id": "a", "output": "b"}]},
+    }.items():
+        with pytest.raises(openai.BadRequestError, match=name):
+            client.responses.create(**{"model": "parrot", "input": "a", **options})
+
+
+def test_what_is_not_here_is_told_in_words(client, server):
+    with pytest.raises(openai.NotFoundError, match="makes no embeddings"):
+        client.embeddings.create(model="parrot", input="a")
+    with pytest.raises(openai.NotFoundError, match="/v1/chat/completions"):
+        client.get("/assistants", cast_to=object)
 
 
 def test_what_only_describes_a_request_is_passed_over(client):

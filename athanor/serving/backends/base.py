@@ -32,6 +32,7 @@ Emit = Callable[[dict[str, Any]], None]
 class Request:
     """One answer to make. Settings that are not in `sampling`, and a limit of None, are the model's own defaults.
 
+    `prompt`, a text or its ids, is gone on with as it is, in place of messages.
     `stop` are texts that end the answer where they first appear; they are not part of it. `steering`: what else each
     step does (steering.py), of torch only. `id`: in one process of a model.
     """
@@ -42,6 +43,7 @@ class Request:
     stop: Sequence[str] = ()
     id: int = 0
     steering: dict[str, Any] = field(default_factory=dict)
+    prompt: str | Sequence[int] | None = None
 
 
 class Backend(Protocol):
@@ -149,17 +151,39 @@ def reserve(context_tokens: int, limit: int) -> int:
     return max(1, min(limit, int(context_tokens * RESERVE_SHARE)))
 
 
-def prepare(tokenizer: Tokenizer, messages: Sequence[Message], *, context_tokens: int, max_new_tokens: int) -> Prompt:
+def prepare(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    prompt: str | Sequence[int] | None = None,
+    *,
+    context_tokens: int,
+    max_new_tokens: int,
+) -> Prompt:
     """The prompt of our own template; InputError also if the roles are not those of the template.
 
     A last assistant message is the beginning of the answer: its ids follow the opening, as they did in training.
+    `prompt` in place of messages begins as a document of the pretraining did.
     """
+    if prompt is not None:
+        ids = [tokenizer.bos, *tokenizer.encode(prompt)] if isinstance(prompt, str) else list(prompt)
+        return text_prompt(ids, tokenizer.vocab_size, context_tokens, max_new_tokens)
     question, begun = split_begun(messages)
     prompt_ids(tokenizer, [Message(message.role, "") for message in question])  # the roles, before their fitting
     begun_ids = tokenizer.encode(begun)
     return fit_prompt(
         question, lambda candidate: prompt_ids(tokenizer, candidate) + begun_ids, context_tokens, max_new_tokens
     )
+
+
+def text_prompt(ids: list[int], vocab_size: int, context_tokens: int, max_new_tokens: int) -> Prompt:
+    """A text to go on with; InputError for one that does not fit, or ids that are not the model's."""
+    if not 0 < len(ids) < context_tokens:
+        raise InputError(
+            f"a text of {len(ids)} tokens does not fit into a context of {context_tokens}", fix="shorten the prompt"
+        )
+    if max(ids) >= vocab_size:
+        raise InputError(f"there is no token {max(ids)}", where="prompt", fix=f"ids are 0 to {vocab_size - 1}")
+    return Prompt(ids, min(max_new_tokens, context_tokens - len(ids)), 0)
 
 
 def split_begun(messages: Sequence[Message]) -> tuple[Sequence[Message], str]:

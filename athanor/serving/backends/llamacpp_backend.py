@@ -38,6 +38,7 @@ from athanor.serving.backends.base import (
     refuse_steering,
     settings,
     split_begun,
+    text_prompt,
 )
 from athanor.serving.discover import gguf_problem, tokenizer_beside
 from athanor.text.conversations import Message
@@ -81,6 +82,7 @@ class LlamaCpp:
         with self.connected() as client:
             shipped = client.ask("/props")["default_generation_settings"]
             facts = client.ask("/v1/models")["data"][0]["meta"]
+        self.vocab_size = int(facts["n_vocab"])
         # It rounds what it is asked for, and no model sees further than it was trained to.
         self.context = min(context, int(shipped["n_ctx"]))
         self._jobs: dict[int, _Job] = {}
@@ -169,10 +171,12 @@ class _Job:
                 self.answer.fail("model", f"llama.cpp broke off the answer ({type(error).__name__}: {error})")
 
     def _prompt(self, client: Client, limit: int) -> Prompt:
-        backend, messages = self.backend, self.answer.request.messages
+        backend, messages, text = self.backend, self.answer.request.messages, self.answer.request.prompt
         if backend.tokenizer is not None:
-            return prepare(backend.tokenizer, messages, context_tokens=backend.context, max_new_tokens=limit)
-
+            return prepare(backend.tokenizer, messages, text, context_tokens=backend.context, max_new_tokens=limit)
+        if text is not None:
+            ids = client.tokens(text) if isinstance(text, str) else list(text)
+            return text_prompt(ids, backend.vocab_size, backend.context, limit)
         question, begun = split_begun(messages)
 
         begun_ids = client.ask("/tokenize", {"content": begun, "add_special": False})["tokens"] if begun else []

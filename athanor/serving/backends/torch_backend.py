@@ -88,6 +88,7 @@ class TorchBackend:
                 prepare(
                     self.tokenizer,
                     request.messages,
+                    request.prompt,
                     context_tokens=self.info["context_tokens"],
                     max_new_tokens=self.max_new_tokens if request.max_new_tokens is None else request.max_new_tokens,
                 ),

@@ -25,11 +25,13 @@ from athanor.serving.backends.base import (
     UNFINISHED_CHARACTER,
     Answer,
     Emit,
+    Prompt,
     Request,
     fit_prompt,
     refuse_steering,
     settings,
     split_begun,
+    text_prompt,
 )
 from athanor.text.conversations import Message
 
@@ -96,7 +98,14 @@ class HuggingFace:
             finally:
                 self._jobs.pop(job.request.id, None)
 
-    def prompt(self, messages: Sequence[Message], begun: str) -> list[int]:
+    def prompt(self, request: Request, limit: int) -> Prompt:
+        if (text := request.prompt) is not None:
+            ids = self.tokenizer(text)["input_ids"] if isinstance(text, str) else list(text)
+            return text_prompt(ids, self.model.config.get_text_config().vocab_size, self.context, limit)
+        question, begun = split_begun(request.messages)
+        return fit_prompt(question, partial(self._ids, begun=begun), self.context, limit)
+
+    def _ids(self, messages: Sequence[Message], begun: str) -> list[int]:
         """The ids of the template's prompt, and of the text that the answer begins with."""
         from jinja2 import TemplateError
 
@@ -136,8 +145,7 @@ class _Job(Answer):
         refuse_steering(request, "transformers")
         chosen = settings(request.sampling, defaults)
         limit = request.max_new_tokens or defaults["max_new_tokens"]
-        question, begun = split_begun(request.messages)
-        prompt = fit_prompt(question, partial(backend.prompt, begun=begun), backend.context, limit)
+        prompt = backend.prompt(request, limit)
         self.start(prompt)
         ids_1T = torch.tensor([prompt.ids], device=backend.device)
         if "seed" in request.sampling:
