@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
@@ -67,6 +67,26 @@ def _part_text(part: Any) -> str:
 
 class StreamOptions(BaseModel):
     include_usage: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """Chat completions have the schema one level deeper than responses."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: dict[str, Any] | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+
+    @model_validator(mode="after")
+    def check_schema(self) -> ResponseFormat:
+        if self.type == "json_schema" and not isinstance((self.json_schema or {}).get("schema", self.schema_), dict):
+            raise ValueError("json_schema.schema is missing")
+        return self
+
+    def steering(self) -> dict[str, Any]:
+        if self.type == "text":
+            return {}
+        given = (self.json_schema or {}).get("schema", self.schema_) if self.type == "json_schema" else None
+        return {"json_schema": given or {"type": "object"}}
 
 
 class Options(SamplingFields):
@@ -160,6 +180,7 @@ class ChatCompletion(Options):
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    response_format: ResponseFormat | None = None
 
     @model_validator(mode="after")
     def check_conversation(self) -> ChatCompletion:
@@ -176,7 +197,8 @@ class ChatCompletion(Options):
         return conversation([message.message() for message in self.messages])[0]
 
     def steering(self) -> dict[str, Any]:
-        return super().steering() | ({"top_logprobs": self.top_logprobs or 0} if self.logprobs else {})
+        likely = {"top_logprobs": self.top_logprobs or 0} if self.logprobs else {}
+        return super().steering() | likely | (self.response_format.steering() if self.response_format else {})
 
     def requests(self) -> list[AnswerRequest]:
         return self.asks(self.conversation())

@@ -36,7 +36,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     # OpenAI
     "logprobs": (False,),
     "top_logprobs": (0,),
-    "response_format": ({"type": "text"},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),

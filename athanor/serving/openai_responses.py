@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from athanor.serving.backends.base import Request as AnswerRequest
-from athanor.serving.openai_bodies import MAX_MESSAGES, ChatMessage, Options, Text, conversation
+from athanor.serving.openai_bodies import MAX_MESSAGES, ChatMessage, Options, ResponseFormat, Text, conversation
 from athanor.serving.openai_shapes import Count, Event, Part, sse
 from athanor.text.conversations import Message
 
@@ -18,7 +18,7 @@ from athanor.text.conversations import Message
 class TextOptions(BaseModel):
     model_config = ConfigDict(extra="allow")
 
-    format: dict[str, Any] | None = None
+    format: ResponseFormat | None = None
 
 
 class ResponseBody(Options):
@@ -37,6 +37,9 @@ class ResponseBody(Options):
 
     def limit(self) -> int | None:
         return self.max_tokens if self.max_output_tokens is None else self.max_output_tokens
+
+    def steering(self) -> dict[str, Any]:
+        return super().steering() | (self.text.format.steering() if self.text and self.text.format else {})
 
     def requests(self) -> list[AnswerRequest]:
         return self.asks(self._laid_out()[0])

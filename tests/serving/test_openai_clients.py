@@ -266,7 +266,7 @@ NOT_HONOURED = {
     "top_logprobs": 3,
     "presence_penalty": 2.5,
     "logit_bias": {"99999": 100},
-    "response_format": {"type": "json_object"},
+    "response_format": {"type": "json_schema"},
     "tools": [{"type": "function", "function": {"name": "f"}}],
     "tool_choice": "required",
     "modalities": ["text", "audio"],

@@ -102,9 +102,9 @@ class Answer:
             self._emit(event)
 
 
-def refuse_steering(request: Request, backend: str) -> None:
-    """InputError if the request wants what only the torch backend does."""
-    for name in request.steering:
+def refuse_steering(request: Request, backend: str, but: Sequence[str] = ()) -> None:
+    """InputError if the request wants what only the torch backend does, `but` for some."""
+    for name in [name for name in request.steering if name not in but]:
         fix = "leave it out, or ask the model's exact weights (backend torch)"
         raise InputError(f"{backend} does not do this here", where=name, fix=fix)
 

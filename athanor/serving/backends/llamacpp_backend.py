@@ -40,6 +40,7 @@ from athanor.serving.backends.base import (
     split_begun,
     text_prompt,
 )
+from athanor.serving.backends.grammar import checked
 from athanor.serving.discover import gguf_problem, tokenizer_beside
 from athanor.text.conversations import Message
 from athanor.tokenizer.tokenizer import Tokenizer
@@ -189,7 +190,7 @@ class _Job:
     def _answer(self, client: Client) -> str:
         """Make the answer; returns why it ended."""
         request, defaults = self.answer.request, self.backend.info["defaults"]
-        refuse_steering(request, "llama.cpp")
+        refuse_steering(request, "llama.cpp", but=("json_schema",))
         chosen = settings(request.sampling, defaults)
         if chosen.pop("repetition_penalty") != 1:
             raise InputError(
@@ -208,6 +209,7 @@ class _Job:
             "stream": True,
             "return_tokens": True,
             "cache_prompt": True,
+            **{name: checked(schema) for name, schema in request.steering.items()},
         }
         return "stopped" if self.cancelled.is_set() else self._read(client.send("/completion", body))
 

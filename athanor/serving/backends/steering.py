@@ -1,4 +1,4 @@
-"""What one answer asks of each step beside sampling: log-probabilities, OpenAI's penalties and biases.
+"""What one answer asks of each step beside sampling: log-probabilities, OpenAI's penalties and biases, a grammar.
 
 All of it stands beside the engine, which the pipeline's stages use as well: they need none of it.
 """
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from athanor.base.errors import InputError
 from athanor.decoding.engine import Engine, TokenEvent
+from athanor.serving.backends.grammar import Grammar
 from athanor.tokenizer.tokenizer import Tokenizer
 
 
@@ -24,13 +25,14 @@ class Steering:
 
     The penalties are those of OpenAI's protocol: for each id of the answer so
     far `presence_penalty`, and `frequency_penalty` for each time it occurs,
-    are taken off its logit. `logit_bias` is added to it.
+    are taken off its logit. `logit_bias` is added to it. `grammar` rules out what cannot come next.
     """
 
     top_logprobs: int | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[str, float] = field(default_factory=dict)
+    grammar: Grammar | None = None
     counts: Counter[int] = field(default_factory=Counter)
 
     def change(self, logits_V: Tensor) -> None:
@@ -41,6 +43,14 @@ class Steering:
             logits_V[ids] -= self.presence_penalty + self.frequency_penalty * counts
         for name, bias in self.logit_bias.items():
             logits_V[int(name)] += bias
+        if self.grammar is not None and (allowed := self.grammar.allowed()) is not None:
+            logits_V.masked_fill_(~torch.from_numpy(allowed).to(logits_V.device), float("-inf"))
+
+    def take(self, token: int) -> None:
+        """What was chosen."""
+        self.counts[token] += 1
+        if self.grammar is not None:
+            self.grammar.take(token)
 
     def check(self, vocab_size: int) -> None:
         for name in self.logit_bias:
@@ -77,7 +87,7 @@ class SteeredEngine(Engine):
         self.logprobs = {}
         for event in events:
             if event.key in self.steering:
-                self.steering[event.key].counts[event.token] += 1
+                self.steering[event.key].take(event.token)
             if event.key in wanted:
                 self.logprobs[event.key] = self._row(event, wanted[event.key])
         return events

@@ -20,6 +20,7 @@ from athanor.model.config import ModelConfig
 from athanor.model.device import prepare as prepare_device
 from athanor.model.transformer import Transformer
 from athanor.serving.backends.base import Answer, Emit, Prompt, Request, prepare
+from athanor.serving.backends.grammar import Grammars
 from athanor.serving.backends.steering import SteeredEngine, Steering
 from athanor.serving.loading import decoding_defaults, few_threads, load_export, sampling_defaults
 from athanor.tokenizer.chat import template_hash
@@ -63,6 +64,7 @@ class TorchBackend:
         self.engine = SteeredEngine(
             FusedDecoder(model), tokenizer=tokenizer, rows=rows, stop_ids=self.ends, exempt=exempt_ids(tokenizer)
         )
+        self.grammars = Grammars(tokenizer)
         self.info: dict[str, Any] = {
             "backend": "torch",
             "template": "athanor",
@@ -105,7 +107,9 @@ class TorchBackend:
     def _steering(self, request: Request) -> Steering | None:
         if not request.steering:
             return None
-        steering = Steering(**request.steering)
+        options = dict(request.steering)
+        schema = options.pop("json_schema", None)
+        steering = Steering(**options, grammar=None if schema is None else self.grammars.of_schema(schema))
         steering.check(self.tokenizer.vocab_size)
         return steering
 
