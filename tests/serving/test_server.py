@@ -293,7 +293,6 @@ NASTY = {
     "long": b'{"messages": [{"role": "user", "content": "' + b"a" * 900_000 + b'"}]}',
     "many": json.dumps({"messages": QUESTION * 10_001}).encode(),
     "stops": json.dumps({"messages": QUESTION, "stop": ["a"] * 17}).encode(),
-    "long-name": json.dumps({"messages": QUESTION, "x" * 100_000: 1}).encode(),
     "greeting-only": json.dumps({"messages": [{"role": "assistant", "content": "a"}] * 2}).encode(),
     "no-user": json.dumps({"messages": [{"role": "system", "content": ""}]}).encode(),
     "tool": json.dumps({"messages": [*QUESTION, {"role": "tool", "content": "5"}]}).encode(),
