@@ -1,126 +1,35 @@
-"""The routes that OpenAI's clients call: /v1/models and /v1/chat/completions, streaming or not.
+"""The routes that OpenAI's clients call, streaming or not: /v1/models, chat completions, completions, responses.
 
-Options that would change the answer and that nothing here honours are refused,
-never ignored; what only describes the request (user, metadata) is passed over.
+What a body may hold stands in openai_bodies.py and openai_options.py; names that
+were passed over are told in the reply's header.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import secrets
-import time
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
-from typing import Annotated, Any, Literal
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from functools import partial
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from athanor.base.errors import suggest
-from athanor.serving.backends.base import Request as AnswerRequest
 from athanor.serving.models import Models
-from athanor.serving.requests import ApiRoute, EventStream, Limit, Refused, SamplingFields, read
-from athanor.text.conversations import Message
+from athanor.serving.openai_bodies import ChatCompletion, Completion, Options
+from athanor.serving.openai_options import header
+from athanor.serving.openai_responses import Response as ResponseShape
+from athanor.serving.openai_responses import ResponseBody
+from athanor.serving.openai_shapes import Chat, Count, Part, Shape
+from athanor.serving.openai_shapes import Completion as CompletionShape
+from athanor.serving.requests import ApiRoute, EventStream, Limit, Refused, read
 
-ROLES = {"developer": "system"}  # OpenAI's newer name of the same
-MAX_MESSAGES, MAX_STOPS, MAX_CHARS = 10_000, 16, 1_000_000
-# Options of the protocol that are not there, with the values that ask for nothing.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "logit_bias": ({},),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "response_format": ({"type": "text"},),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "web_search_options": (),
+NOT_HERE = {
+    "embeddings": "this server makes no embeddings: its models are made to write",
+    "images": "this server makes no pictures",
+    "audio": "this server neither hears nor speaks",
+    "moderations": "this server judges no texts",
+    "responses": "no response is kept here, so none can be asked for again",
 }
-# What only describes a request, or asks for what is so anyway.
-PASSED_OVER = (
-    "metadata",
-    "parallel_tool_calls",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "safety_identifier",
-    "service_tier",
-    "store",
-    "user",
-)
-
-
-class TextPart(BaseModel):
-    type: Literal["text"]
-    text: str = Field(max_length=MAX_CHARS)
-
-
-class ChatMessage(BaseModel):
-    model_config = ConfigDict(extra="allow")
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, Field(max_length=MAX_CHARS)] | list[TextPart] | None = None
-
-    @model_validator(mode="after")
-    def check_supported(self) -> ChatMessage:
-        for name in ("tool_calls", "function_call", "audio"):
-            if (self.model_extra or {}).get(name):
-                raise ValueError(f"'{name}' is not supported here; leave the message out")
-        return self
-
-    def message(self) -> Message:
-        content = self.content or ""
-        text = content if isinstance(content, str) else "".join(part.text for part in content)
-        return Message(ROLES.get(self.role, self.role), text)
-
-
-class StreamOptions(BaseModel):
-    include_usage: bool = False
-
-
-class ChatCompletion(SamplingFields):
-    """Settings left out, or null, are the model's own. top_k, min_p and repetition_penalty go beyond OpenAI's."""
-
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
-
-    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
-    model: Annotated[str, Field(max_length=500)] | None = None
-    max_tokens: int | None = Field(None, ge=1, le=10_000_000)
-    max_completion_tokens: int | None = Field(None, ge=1, le=10_000_000)
-    stop: Annotated[str, Field(max_length=1000)] | list[Annotated[str, Field(max_length=1000)]] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-
-    @model_validator(mode="after")
-    def check_options(self) -> ChatCompletion:
-        for name, value in (self.model_extra or {}).items():
-            if name in NEUTRAL:
-                if value is not None and value not in NEUTRAL[name]:
-                    raise ValueError(f"'{name}' is not supported here; leave it out")
-            elif name not in PASSED_OVER:
-                fix = suggest(name[:100], [*type(self).model_fields, *NEUTRAL], "leave it out", cutoff=0.7)
-                raise ValueError(f"unknown option '{name[:100]}': {fix}")
-        if isinstance(self.stop, list) and len(self.stop) > MAX_STOPS:
-            raise ValueError(f"at most {MAX_STOPS} stop texts")
-        return self
-
-    def conversation(self) -> list[Message]:
-        """The messages; an empty system message is none: no model was trained with one."""
-        messages = [message.message() for message in self.messages]
-        return messages[1:] if messages[0].role == "system" and not messages[0].content.strip() else messages
-
-    def request(self) -> AnswerRequest:
-        sampling = self.model_dump(include=set(SamplingFields.model_fields), exclude_none=True)
-        limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        stops = [self.stop] if isinstance(self.stop, str) else self.stop or ()
-        return AnswerRequest(self.conversation(), limit, sampling, stops)
 
 
 def openai_router(models: Models, limit: Limit) -> APIRouter:
@@ -139,122 +48,151 @@ def openai_router(models: Models, limit: Limit) -> APIRouter:
         raise Refused(404, f"there is no model '{name[:200]}'")
 
     @router.post("/chat/completions")
-    async def complete(request: Request) -> Response:
+    async def chat(request: Request) -> Response:
         body = await read(request, ChatCompletion, invalid=400)
-        name = body.model or models.default()
-        answer = _Answer(name, models.answer(name, body.request()))
-        limit.begin()
-        try:
-            disconnected = asyncio.create_task(_wait_disconnected(request))
-            try:
-                await _unless_disconnected(disconnected, answer.start())
-                response = (
-                    None if body.stream else JSONResponse(await _unless_disconnected(disconnected, answer.completion()))
-                )
-            finally:
-                disconnected.cancel()
-        except BaseException:
-            limit.end()
-            await answer.close()
-            raise
-        if response is not None:
-            limit.end()
-            return response
         usage = bool(body.stream_options and body.stream_options.include_usage)
-        return EventStream(answer.chunks(usage), limit, answer.close)
+        return await _respond(request, models, limit, body, partial(Chat, usage=usage, logprobs=bool(body.logprobs)))
+
+    @router.post("/completions")
+    async def complete(request: Request) -> Response:
+        body = await read(request, Completion, invalid=400)
+        usage = bool(body.stream_options and body.stream_options.include_usage)
+        shape = partial(CompletionShape, usage=usage, logprobs=body.logprobs is not None)
+        return await _respond(request, models, limit, body, shape)
+
+    @router.post("/responses")
+    async def respond(request: Request) -> Response:
+        body = await read(request, ResponseBody, invalid=400)
+        return await _respond(request, models, limit, body, ResponseShape)
+
+    @router.api_route("/{path:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False)
+    async def nothing_here(request: Request, path: str) -> Response:
+        what = NOT_HERE.get(path.partition("/")[0], f"there is no {request.method} /v1/{path[:100]}")
+        raise Refused(404, what, "this server has /v1/models, /v1/chat/completions, /v1/completions and /v1/responses")
 
     return router
 
 
-class _Answer:
-    """One completion being made. `start` waits for the model to begin, so that a failure can still be a status."""
+async def _respond(
+    request: Request, models: Models, limit: Limit, body: Options, shape_of: Callable[[str], Shape]
+) -> Response:
+    name = body.model or models.default()
+    asked = body.requests()
+    answers = _Answers([models.answer(name, each) for each in asked], body.n or 1, shape_of(name))
+    headers = header(body.ignored)
+    limit.begin()
+    try:
+        disconnected = asyncio.create_task(_wait_disconnected(request))
+        try:
+            await _unless_disconnected(disconnected, answers.start())
+            whole = None if body.stream else await _unless_disconnected(disconnected, answers.whole())
+        finally:
+            disconnected.cancel()
+    except BaseException:
+        limit.end()
+        await answers.close()
+        raise
+    if whole is None:
+        return EventStream(answers.lines(), limit, answers.close, headers)
+    limit.end()
+    await answers.close()
+    return JSONResponse(whole, headers=headers)
 
-    def __init__(self, model: str, events: AsyncGenerator[dict[str, Any], None]) -> None:
-        self.model, self.events = model, events
-        self.id, self.created = f"chatcmpl-{secrets.token_hex(12)}", int(time.time())
-        self.start_event: dict[str, Any] = {}
+
+class _Answers:
+    """The answers to one request. `start` waits for the model to begin, so that a failure can still be a status."""
+
+    def __init__(self, sources: Sequence[AsyncGenerator[dict[str, Any], None]], each: int, shape: Shape) -> None:
+        """each: how many of them in a row answer one question."""
+        self.sources, self.each, self.shape, self.events = sources, each, shape, _merged(sources)
+        self.parts = [Part() for _ in sources]
+        self.prompts: dict[int, dict[str, Any]] = {}  # the event "start" of each answer
 
     async def start(self) -> None:
-        async for event in self.events:
+        async for index, event in self.events:
+            _raise_on_error(event)
             if event["type"] == "start":
-                self.start_event = event
+                self.prompts[index] = event
                 return
-            _raise_on_error(event)
 
-    async def completion(self) -> dict[str, Any]:
-        """The answer of a request that does not stream."""
-        texts = []
-        async for event in self.events:
+    async def whole(self) -> dict[str, Any]:
+        """The reply to a request that does not stream."""
+        async for index, event in self.events:
             _raise_on_error(event)
-            if event["type"] == "text":
-                texts.append(event["text"])
-            elif event["type"] == "end":
-                message = {"role": "assistant", "content": "".join(texts), "refusal": None}
-                choice = {"index": 0, "message": message, "finish_reason": _finish(event), "logprobs": None}
-                return {**self._envelope("chat.completion"), "choices": [choice], **self._usage(event)}
-        raise Refused(503, "the answer broke off")
+            self._take(index, event)
+        if not all(part.end for part in self.parts):
+            raise Refused(503, "the answer broke off")
+        return self.shape.whole(self.parts, self._count(range(len(self.parts))))
 
-    async def chunks(self, usage: bool) -> AsyncIterator[str]:
+    async def lines(self) -> AsyncIterator[str]:
         """Server-sent events of a request that streams."""
-        head = self._envelope("chat.completion.chunk")
-
-        def chunk_line(delta: dict[str, Any], finish: str | None = None, **extra: Any) -> str:
-            choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
-            return _sse({**head, "choices": [choice], **extra})
-
-        async with aclosing(_buffered(self.events)) as events:
-            yield chunk_line({"role": "assistant", "content": ""})
-            async for event in events:
-                if event["type"] == "text":
-                    yield chunk_line({"content": event["text"]})
-                elif event["type"] == "error":  # too late for a status
-                    yield _sse({"error": {"message": event["message"], "type": "unavailable"}})
-                    return
-                elif event["type"] == "end":
-                    usage_facts = self._usage(event)
-                    yield chunk_line({}, _finish(event), athanor=usage_facts["athanor"])
-                    if usage:
-                        yield _sse({**head, "choices": [], "usage": usage_facts["usage"]})
-            yield "data: [DONE]\n\n"
+        shape, everyone = self.shape, range(len(self.parts))
+        for index in everyone:
+            yield shape.begin(index)
+        async for index, event in self.events:
+            self._take(index, event)
+            if event["type"] == "text":
+                yield shape.text(index, event)
+            elif event["type"] == "error":  # too late for a status
+                yield shape.error(event["message"])
+                return
+            elif event["type"] == "end":
+                yield shape.end(index, event, self._count([index]))
+        yield shape.last(self.parts, self._count(everyone))
 
     async def close(self) -> None:
         await self.events.aclose()
+        for source in self.sources:
+            await source.aclose()
 
-    def _envelope(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+    def _take(self, index: int, event: dict[str, Any]) -> None:
+        part = self.parts[index]
+        part.logprobs += event.get("logprobs", ())
+        if event["type"] == "start":
+            self.prompts[index] = event
+        elif event["type"] == "text":
+            part.text += event["text"]
+        elif event["type"] == "end":
+            part.end = event
 
-    def _usage(self, end: dict[str, Any]) -> dict[str, Any]:
-        prompt, completion_tokens = self.start_event.get("prompt_tokens", 0), end["tokens"]
-        speed = round(completion_tokens / end["seconds"], 1) if end["seconds"] else None
-        return {
-            "usage": {
-                "prompt_tokens": prompt,
-                "completion_tokens": completion_tokens,
-                "total_tokens": prompt + completion_tokens,
-            },
-            "athanor": {"tokens_per_second": speed, "forgotten_exchanges": self.start_event.get("forgotten", 0)},
+    def _count(self, chosen: Sequence[int]) -> Count:
+        """Of some answers. A question counts once, however many answers it has."""
+        ends = [self.parts[index].end or {"tokens": 0, "seconds": 0} for index in chosen]
+        tokens, seconds = sum(end["tokens"] for end in ends), max(end["seconds"] for end in ends)
+        facts = {
+            "tokens_per_second": round(tokens / seconds, 1) if seconds else None,
+            "forgotten_exchanges": max((start["forgotten"] for start in self.prompts.values()), default=0),
         }
+        questions = [start["prompt_tokens"] for index, start in self.prompts.items() if index % self.each == 0]
+        return Count(sum(questions), tokens, facts)
 
 
-async def _buffered(events: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
-    """Take `events` as fast as the model makes them, so that a slow reader does not keep a model busy."""
-    buffer: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()  # no longer than the answer is
+async def _merged(
+    sources: Sequence[AsyncIterator[dict[str, Any]]],
+) -> AsyncGenerator[tuple[int, dict[str, Any]], None]:
+    """Take events as fast as the model makes them, so that a slow reader does not keep a model busy."""
+    buffer: asyncio.Queue[tuple[int, dict[str, Any]] | None] = asyncio.Queue()  # no longer than the answers are
 
-    async def fill() -> None:
+    async def fill(index: int, events: AsyncIterator[dict[str, Any]]) -> None:
         try:
             async for event in events:
-                buffer.put_nowait(event)
+                buffer.put_nowait((index, event))
         finally:
             buffer.put_nowait(None)
 
-    task = asyncio.create_task(fill())
+    tasks = [asyncio.create_task(fill(index, events)) for index, events in enumerate(sources)]
     try:
-        while (event := await buffer.get()) is not None:
-            yield event
-        await task
+        under_way = len(tasks)
+        while under_way:
+            if (row := await buffer.get()) is None:
+                under_way -= 1
+            else:
+                yield row
+        await asyncio.gather(*tasks)
     finally:
-        task.cancel()
-        await asyncio.wait({task})
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
 async def _wait_disconnected(request: Request) -> None:
@@ -282,10 +220,6 @@ def _raise_on_error(event: dict[str, Any]) -> None:
         raise Refused(400 if event["kind"] == "request" else 503, event["message"])
 
 
-def _finish(event: dict[str, Any]) -> str:
-    return "length" if event["reason"] == "length" else "stop"
-
-
 def _model_card(state: dict[str, Any]) -> dict[str, Any]:
     return {
         "id": state["id"],
@@ -294,7 +228,3 @@ def _model_card(state: dict[str, Any]) -> dict[str, Any]:
         "owned_by": "athanor",
         "athanor": {key: state[key] for key in ("label", "state", "reason", "backend", "context_tokens", "parameters")},
     }
-
-
-def _sse(value: dict[str, Any]) -> str:
-    return f"data: {json.dumps(value)}\n\n"

@@ -10,7 +10,7 @@ may name its own as `status`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
@@ -56,9 +56,15 @@ class EventStream(StreamingResponse):
     The answer counts for `limit` until then.
     """
 
-    def __init__(self, lines: AsyncIterator[str], limit: Limit, on_end: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        lines: AsyncIterator[str],
+        limit: Limit,
+        on_end: Callable[[], Awaitable[None]],
+        more_headers: Mapping[str, str] | None = None,
+    ) -> None:
         self.limit, self.on_end = limit, on_end
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(more_headers or {})}
         super().__init__(lines, media_type="text/event-stream", headers=headers)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:

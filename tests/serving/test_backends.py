@@ -310,7 +310,7 @@ def test_a_foreign_file_uses_its_own_template(bases, llamas):
 def test_transformers_answers_as_its_own_generate(bases, hub):
     import torch
 
-    ids = hub.prompt(list(HELLO))
+    ids = hub.prompt(Request(HELLO), 20).ids
     made = hub.model.generate(torch.tensor([ids]), max_new_tokens=20, do_sample=False)[0, len(ids) :].tolist()
     wanted = [number for number in made if number not in hub.ends]
     start, *rest, end = Answers(hub)(limit=20, temperature=0)
@@ -326,6 +326,34 @@ def test_transformers_stops_at_a_text_and_repeats_itself_for_a_seed(hub):
     assert said(ask(limit=30, temperature=0, stop=[stop])) == whole[: whole.index(stop)]
     texts = [said(ask(limit=20, temperature=1.5, top_p=0.95, min_p=0.01, seed=seed)) for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
+
+
+@pytest.mark.parametrize("which", ["hub", "llama"])
+def test_a_foreign_model_goes_on_with_an_answer_and_with_a_text(which, bases, request):
+    backend = request.getfixturevalue("hub") if which == "hub" else request.getfixturevalue("llamas")(bases[1])
+    ask = Answers(backend)
+    opened, begun = ask(limit=3, temperature=0)[0], ask([*HELLO, Message("assistant", "one two")], 3, temperature=0)[0]
+    assert begun["prompt_tokens"] > opened["prompt_tokens"]
+    texts = []
+    for prompt in ("one two", hub_ids(bases[0], "one two")):
+        events = queue.Queue()
+        backend.submit(Request((), 6, {"temperature": 0}, id=1000, prompt=prompt), events.put)
+        texts.append(said(collect(events)))
+    assert texts[0] == texts[1]
+
+
+def hub_ids(folder, text):
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)(text)["input_ids"]
+
+
+@pytest.mark.parametrize("name", ["top_logprobs", "presence_penalty", "json_schema"])
+def test_what_only_exact_weights_do_is_refused_by_name(hub, name):
+    events = queue.Queue()
+    hub.submit(Request(HELLO, 3, steering={name: 1}, id=1001), events.put)
+    (error,) = collect(events)
+    assert error["kind"] == "request" and name in error["message"]
 
 
 def test_an_answer_that_waits_can_be_cancelled_and_others_are_made(hub):

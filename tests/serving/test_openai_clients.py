@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import subprocess
 import time
 
 import openai
 import pytest
 
+from athanor.text.conversations import Message
+from athanor.tokenizer.chat import prompt_ids
+from athanor.tokenizer.tokenizer import Tokenizer
 from tests.serving.live import PATIENCE, Live, lay_out, streamed, until
 from tests.serving.parrot import CODE, CONVERSATIONS, LONG, MARKDOWN, PLAIN, SYSTEM, WHO
 
@@ -131,24 +135,144 @@ def test_filters_beyond_the_protocol_are_honoured(client):
     assert said(complete(client, temperature=3.0, top_p=1e-9)) == PLAIN[1]
 
 
+def test_several_answers_have_a_seed_each_and_are_the_same_when_asked_again(client):
+    options = {"n": 3, "temperature": 3.0, "seed": 5, "max_tokens": 12}
+    whole = complete(client, LONG[0], **options)
+    texts = [choice.message.content for choice in whole.choices]
+    assert [choice.index for choice in whole.choices] == [0, 1, 2] and len(set(texts)) == 3
+    assert texts[1] == said(complete(client, LONG[0], **options | {"n": 1, "seed": 6}))
+    streamed_texts = ["", "", ""]
+    for chunk in complete(client, LONG[0], stream=True, stream_options={"include_usage": True}, **options):
+        for choice in chunk.choices:
+            streamed_texts[choice.index] += choice.delta.content or ""
+    assert streamed_texts == texts
+    assert chunk.usage == whole.usage and whole.usage.completion_tokens > 12
+
+
+def test_several_answers_need_no_seed_to_differ(client):
+    choices = complete(client, LONG[0], n=4, temperature=5.0, max_tokens=12).choices
+    assert len({choice.message.content for choice in choices}) == 4
+
+
+def test_logprobs_are_those_of_the_model_and_of_each_token(client):
+    whole = complete(client, logprobs=True, top_logprobs=5)
+    rows = whole.choices[0].logprobs.content
+    assert "".join(row.token for row in rows) == PLAIN[1] and len(rows) == whole.usage.completion_tokens
+    assert b"".join(bytes(row.bytes) for row in rows).decode() == PLAIN[1]
+    for row in rows:
+        tops = [top.logprob for top in row.top_logprobs]
+        assert len(tops) == 5 and tops == sorted(tops, reverse=True) and tops[0] == row.logprob <= 0
+        assert row.top_logprobs[0].token == row.token and sum(map(math.exp, tops)) <= 1 + 1e-5
+    chunks = list(complete(client, logprobs=True, top_logprobs=5, stream=True))
+    found = [row for c in chunks if c.choices[0].logprobs for row in c.choices[0].logprobs.content]
+    assert [row.model_dump() for row in found] == [row.model_dump() for row in rows]
+    only = complete(client, logprobs=True).choices[0].logprobs.content
+    assert [row.logprob for row in only] == [row.logprob for row in rows] and not only[0].top_logprobs
+    assert complete(client).choices[0].logprobs is None
+
+
+def test_a_biased_token_gives_way_to_the_next(client, parrot_parts):
+    first = Tokenizer.load(parrot_parts / "tokenizer").encode(PLAIN[1])[0]
+    row = complete(client, logprobs=True, max_tokens=1, top_logprobs=2).choices[0].logprobs.content[0]
+    changed = complete(client, max_tokens=1, logit_bias={str(first): -100}, logprobs=True, top_logprobs=2)
+    assert said(changed) == row.top_logprobs[1].token
+    assert changed.choices[0].logprobs.content[0].top_logprobs == row.top_logprobs  # told is what the model thinks
+
+
+def test_a_penalty_ends_a_word_that_comes_again_and_again(client, parrot_parts):
+    pushed = Tokenizer.load(parrot_parts / "tokenizer").encode(" parrot")[0]
+    rows = {}
+    for penalty in (0, 2):
+        answer = complete(client, max_tokens=40, logit_bias={str(pushed): 40}, frequency_penalty=penalty, logprobs=True)
+        rows[penalty] = [row.token for row in answer.choices[0].logprobs.content]
+    assert set(rows[0]) == {rows[0][0]} and len(rows[0]) == 40
+    assert 1 < rows[2].count(rows[0][0]) < 40
+
+
+def test_a_plain_text_is_gone_on_with(client, parrot_parts):
+    options = {"model": "parrot", "max_tokens": 8, "temperature": 0}
+    whole = client.completions.create(prompt="I am a parrot,", logprobs=3, **options)
+    (choice,) = whole.choices
+    assert whole.object == "text_completion" and whole.usage.completion_tokens == 8 and choice.finish_reason == "length"
+    assert "".join(choice.logprobs.tokens) == choice.text and len(choice.logprobs.top_logprobs[0]) == 3
+    tokenizer = Tokenizer.load(parrot_parts / "tokenizer")
+    ids = [tokenizer.bos, *tokenizer.encode("I am a parrot,")]  # as a document begins in pretraining
+    assert whole.usage.prompt_tokens == len(ids)
+    assert client.completions.create(prompt=ids, **options).choices[0].text == choice.text
+    chunks = client.completions.create(prompt="I am a parrot,", stream=True, **options)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == choice.text
+
+
+def test_the_chats_own_ids_as_a_plain_text_are_the_chat(client, parrot_parts):
+    ids = prompt_ids(Tokenizer.load(parrot_parts / "tokenizer"), [Message("user", PLAIN[0])])
+    answer = client.completions.create(model="parrot", prompt=ids).choices[0]
+    assert (answer.text, answer.finish_reason) == (PLAIN[1], "stop")
+
+
+def test_several_texts_are_answered_in_their_order(client):
+    options = {"model": "parrot", "max_tokens": 4, "temperature": 0}
+    prompts = ["I am a parrot,", "3 + 4", "Who"]
+    alone = [client.completions.create(prompt=prompt, **options) for prompt in prompts]
+    together = client.completions.create(prompt=prompts, **options, n=2)
+    assert [choice.text for choice in together.choices] == [each.choices[0].text for each in alone for _ in range(2)]
+    assert together.usage.prompt_tokens == sum(each.usage.prompt_tokens for each in alone)
+    with pytest.raises(openai.BadRequestError, match="prompt"):
+        client.completions.create(prompt=["a"] * 129, **options)
+    with pytest.raises(openai.BadRequestError, match="there is no token 99999"):
+        client.completions.create(prompt=[99999], **options)
+    with pytest.raises(openai.BadRequestError, match="echo"):
+        client.completions.create(prompt="a", echo=True, **options)
+
+
+def test_responses_are_answered_whole_and_streamed(client):
+    history = [*asked(PLAIN[0]), {"role": "assistant", "content": PLAIN[1]}, *asked(WHO[0])]
+    whole = client.responses.create(model="parrot", input=PLAIN[0], instructions=SYSTEM)
+    assert whole.output_text == PLAIN[1] and whole.status == "completed"
+    assert whole.usage.total_tokens == whole.usage.input_tokens + whole.usage.output_tokens
+    assert client.responses.create(model="parrot", input=history).output_text == WHO[1]
+    again = client.responses.create(model="parrot", input=[*asked(PLAIN[0]), *whole.output, *asked(WHO[0])])
+    assert again.output_text == WHO[1]
+    with client.responses.stream(model="parrot", input=PLAIN[0]) as stream:
+        assert "".join(event.delta for event in stream if event.type == "response.output_text.delta") == PLAIN[1]
+        assert stream.get_final_response().output_text == PLAIN[1]
+    cut = client.responses.create(model="parrot", input=LONG[0], max_output_tokens=5)
+    assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+
+
+def test_what_responses_cannot_do_is_refused_by_name(client):
+    for name, options in {
+        "previous_response_id": {"previous_response_id": "resp_1"},
+        "tools": {"tools": [{"type": "web_search"}]},
+        "function_call_output": {"input": [{"type": "function_call_output", "call_id": "a", "output": "b"}]},
+    }.items():
+        with pytest.raises(openai.BadRequestError, match=name):
+            client.responses.create(**{"model": "parrot", "input": "a", **options})
+
+
+def test_what_is_not_here_is_told_in_words(client, server):
+    with pytest.raises(openai.NotFoundError, match="makes no embeddings"):
+        client.embeddings.create(model="parrot", input="a")
+    with pytest.raises(openai.NotFoundError, match="/v1/chat/completions"):
+        client.get("/assistants", cast_to=object)
+
+
 def test_what_only_describes_a_request_is_passed_over(client):
     answer = complete(client, user="me", metadata={"a": "b"}, n=1, presence_penalty=0, store=False)
     assert said(answer) == PLAIN[1]
 
 
 NOT_HONOURED = {
-    "n": 2,
-    "logprobs": True,
+    "n": 9,
     "top_logprobs": 3,
-    "presence_penalty": 0.5,
-    "frequency_penalty": 0.5,
-    "logit_bias": {"5": 100},
-    "response_format": {"type": "json_object"},
+    "presence_penalty": 2.5,
+    "logit_bias": {"99999": 100},
+    "response_format": {"type": "json_schema"},
     "tools": [{"type": "function", "function": {"name": "f"}}],
     "tool_choice": "required",
     "modalities": ["text", "audio"],
-    "reasoning_effort": "high",
     "ignore_eos": True,
+    "guided_json": {"type": "object"},
+    "mirostat": 2,
 }
 
 
@@ -179,8 +303,8 @@ def test_errors_are_the_clients_own_kinds_and_readable(client):
         complete(client, "a", model="parot")
     with pytest.raises(openai.BadRequestError, match="temperature"):
         complete(client, temperature=-1)
-    with pytest.raises(openai.BadRequestError, match="use an optional system message, then turns that end with user"):
-        complete(client, [*asked("a"), *asked("b")])
+    with pytest.raises(openai.BadRequestError, match="nobody asks anything"):
+        complete(client, [{"role": "assistant", "content": "a"}])
     with pytest.raises(openai.BadRequestError, match="does not fit into a context of 512"):
         complete(client, "many words " * 2000, stream=True)
 

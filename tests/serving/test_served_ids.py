@@ -16,7 +16,7 @@ from athanor.serving.backends.torch_backend import TorchBackend
 from athanor.serving.discover import discover
 from athanor.serving.loading import load_export
 from athanor.serving.models import Models
-from athanor.serving.openai_api import ChatCompletion
+from athanor.serving.openai_bodies import ChatCompletion
 from athanor.serving.store import Store
 from athanor.serving.terminal import Chat
 from athanor.serving.turns import Turns
@@ -128,6 +128,19 @@ def served(messages: list[Message]) -> list[Message]:
     """As OpenAI's route reads it off a body."""
     rows = [{"role": one.role, "content": one.content} for one in messages]
     return ChatCompletion.model_validate_json(json.dumps({"messages": rows})).conversation()
+
+
+def test_an_answer_that_is_begun_has_the_ids_of_training_up_to_there(parrot_dir):
+    _, tokenizer = load_export(parrot_dir)
+    for question, answer in (PLAIN, LONG):
+        whole = [Message("system", "a"), Message("user", question), Message("assistant", answer)]
+        trained, answer_ids = render(tokenizer, whole)[0], tokenizer.encode(answer)
+        for count in range(len(answer_ids)):
+            begun = tokenizer.decode(answer_ids[:count])
+            if tokenizer.encode(begun) == answer_ids[:count]:
+                history = [*whole[:-1], Message("assistant", begun)]
+                ids = prepare(tokenizer, history, context_tokens=CONTEXT, max_new_tokens=5).ids
+                assert ids == trained[: len(trained) - 1 - len(answer_ids) + count]
 
 
 class Listening:

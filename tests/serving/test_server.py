@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from athanor.serving import openai_api
+from athanor.serving import openai_bodies, openai_options
 from athanor.serving.app import HEADERS, build_app
 from athanor.serving.discover import discover
 from athanor.serving.models import Models
@@ -186,7 +186,7 @@ ANY = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4),
     max_leaves=12,
 )
-FIELDS = [*openai_api.ChatCompletion.model_fields, *openai_api.NEUTRAL]
+FIELDS = [*openai_bodies.ChatCompletion.model_fields, *openai_options.REFUSED, *openai_options.ALIASES]
 QUICK = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -293,8 +293,7 @@ NASTY = {
     "long": b'{"messages": [{"role": "user", "content": "' + b"a" * 900_000 + b'"}]}',
     "many": json.dumps({"messages": QUESTION * 10_001}).encode(),
     "stops": json.dumps({"messages": QUESTION, "stop": ["a"] * 17}).encode(),
-    "long-name": json.dumps({"messages": QUESTION, "x" * 100_000: 1}).encode(),
-    "two-roles": json.dumps({"messages": [{"role": "system", "content": "a"}] * 2}).encode(),
+    "greeting-only": json.dumps({"messages": [{"role": "assistant", "content": "a"}] * 2}).encode(),
     "no-user": json.dumps({"messages": [{"role": "system", "content": ""}]}).encode(),
     "tool": json.dumps({"messages": [*QUESTION, {"role": "tool", "content": "5"}]}).encode(),
 }

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
 from athanor.base.errors import InputError
@@ -33,8 +32,9 @@ Emit = Callable[[dict[str, Any]], None]
 class Request:
     """One answer to make. Settings that are not in `sampling`, and a limit of None, are the model's own defaults.
 
-    `stop` are texts that end the answer where they first appear; they are not part of it. `id`: in one process of a
-    model.
+    `prompt`, a text or its ids, is gone on with as it is, in place of messages.
+    `stop` are texts that end the answer where they first appear; they are not part of it. `steering`: what else each
+    step does (steering.py), of torch only. `id`: in one process of a model.
     """
 
     messages: Sequence[Message]
@@ -42,6 +42,8 @@ class Request:
     sampling: dict[str, Any] = field(default_factory=dict)
     stop: Sequence[str] = ()
     id: int = 0
+    steering: dict[str, Any] = field(default_factory=dict)
+    prompt: str | Sequence[int] | None = None
 
 
 class Backend(Protocol):
@@ -65,6 +67,7 @@ class Answer:
     def __init__(self, request: Request, emit: Emit) -> None:
         self.request, self.stops = request, Stops(request.stop)
         self.tokens = 0  # made so far
+        self.logprobs: list[dict[str, Any]] = []  # of tokens whose text has not been sent yet
         self._emit, self._started_at = emit, 0.0
         self._lock, self._finished = threading.Lock(), False
 
@@ -78,20 +81,32 @@ class Answer:
     def end(self, reason: str) -> None:
         self._emit_text(self.stops.rest())
         seconds = round(time.monotonic() - self._started_at, 3) if self._started_at else 0.0
-        self._emit_final({"type": "end", "reason": reason, "tokens": self.tokens, "seconds": seconds})
+        end = {"type": "end", "reason": reason, "tokens": self.tokens, "seconds": seconds}
+        self._emit_final(end | self._new_logprobs())
 
     def fail(self, kind: str, message: str) -> None:
         self._emit_final({"type": "error", "kind": kind, "message": message})
 
     def _emit_text(self, text: str) -> None:
         if text:
-            self._emit({"type": "text", "text": text, "tokens": self.tokens})
+            self._emit({"type": "text", "text": text, "tokens": self.tokens} | self._new_logprobs())
+
+    def _new_logprobs(self) -> dict[str, Any]:
+        rows, self.logprobs = self.logprobs, []
+        return {"logprobs": rows} if rows else {}
 
     def _emit_final(self, event: dict[str, Any]) -> None:
         with self._lock:
             is_first, self._finished = not self._finished, True
         if is_first:
             self._emit(event)
+
+
+def refuse_steering(request: Request, backend: str, but: Sequence[str] = ()) -> None:
+    """InputError if the request wants what only the torch backend does, `but` for some."""
+    for name in [name for name in request.steering if name not in but]:
+        fix = "leave it out, or ask the model's exact weights (backend torch)"
+        raise InputError(f"{backend} does not do this here", where=name, fix=fix)
 
 
 class Stops:
@@ -136,10 +151,45 @@ def reserve(context_tokens: int, limit: int) -> int:
     return max(1, min(limit, int(context_tokens * RESERVE_SHARE)))
 
 
-def prepare(tokenizer: Tokenizer, messages: Sequence[Message], *, context_tokens: int, max_new_tokens: int) -> Prompt:
-    """The prompt of our own template; InputError also if the roles are not those of the template."""
-    prompt_ids(tokenizer, [Message(message.role, "") for message in messages])  # the roles, before their fitting
-    return fit_prompt(messages, partial(prompt_ids, tokenizer), context_tokens, max_new_tokens)
+def prepare(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    prompt: str | Sequence[int] | None = None,
+    *,
+    context_tokens: int,
+    max_new_tokens: int,
+) -> Prompt:
+    """The prompt of our own template; InputError also if the roles are not those of the template.
+
+    A last assistant message is the beginning of the answer: its ids follow the opening, as they did in training.
+    `prompt` in place of messages begins as a document of the pretraining did.
+    """
+    if prompt is not None:
+        ids = [tokenizer.bos, *tokenizer.encode(prompt)] if isinstance(prompt, str) else list(prompt)
+        return text_prompt(ids, tokenizer.vocab_size, context_tokens, max_new_tokens)
+    question, begun = split_begun(messages)
+    prompt_ids(tokenizer, [Message(message.role, "") for message in question])  # the roles, before their fitting
+    begun_ids = tokenizer.encode(begun)
+    return fit_prompt(
+        question, lambda candidate: prompt_ids(tokenizer, candidate) + begun_ids, context_tokens, max_new_tokens
+    )
+
+
+def text_prompt(ids: list[int], vocab_size: int, context_tokens: int, max_new_tokens: int) -> Prompt:
+    """A text to go on with; InputError for one that does not fit, or ids that are not the model's."""
+    if not 0 < len(ids) < context_tokens:
+        raise InputError(
+            f"a text of {len(ids)} tokens does not fit into a context of {context_tokens}", fix="shorten the prompt"
+        )
+    if max(ids) >= vocab_size:
+        raise InputError(f"there is no token {max(ids)}", where="prompt", fix=f"ids are 0 to {vocab_size - 1}")
+    return Prompt(ids, min(max_new_tokens, context_tokens - len(ids)), 0)
+
+
+def split_begun(messages: Sequence[Message]) -> tuple[Sequence[Message], str]:
+    """The messages up to the question, and the beginning of the answer to it, if the last one is the assistant's."""
+    begun = messages and messages[-1].role == "assistant"
+    return (messages[:-1], messages[-1].content) if begun else (messages, "")
 
 
 def fit_prompt(
@@ -148,7 +198,7 @@ def fit_prompt(
     context_tokens: int,
     max_new_tokens: int,
 ) -> Prompt:
-    """The prompt for the next answer of a conversation that ends with a user message; `ids_of` renders one.
+    """The prompt for the next answer of a conversation that ends with a user message; `ids_of` lays one out.
 
     InputError if the last message alone does not fit.
     """

@@ -35,8 +35,12 @@ from athanor.serving.backends.base import (
     Request,
     fit_prompt,
     prepare,
+    refuse_steering,
     settings,
+    split_begun,
+    text_prompt,
 )
+from athanor.serving.backends.grammar import checked
 from athanor.serving.discover import gguf_problem, tokenizer_beside
 from athanor.text.conversations import Message
 from athanor.tokenizer.tokenizer import Tokenizer
@@ -79,6 +83,7 @@ class LlamaCpp:
         with self.connected() as client:
             shipped = client.ask("/props")["default_generation_settings"]
             facts = client.ask("/v1/models")["data"][0]["meta"]
+        self.vocab_size = int(facts["n_vocab"])
         # It rounds what it is asked for, and no model sees further than it was trained to.
         self.context = min(context, int(shipped["n_ctx"]))
         self._jobs: dict[int, _Job] = {}
@@ -167,18 +172,25 @@ class _Job:
                 self.answer.fail("model", f"llama.cpp broke off the answer ({type(error).__name__}: {error})")
 
     def _prompt(self, client: Client, limit: int) -> Prompt:
-        backend, messages = self.backend, self.answer.request.messages
+        backend, messages, text = self.backend, self.answer.request.messages, self.answer.request.prompt
         if backend.tokenizer is not None:
-            return prepare(backend.tokenizer, messages, context_tokens=backend.context, max_new_tokens=limit)
+            return prepare(backend.tokenizer, messages, text, context_tokens=backend.context, max_new_tokens=limit)
+        if text is not None:
+            ids = client.tokens(text) if isinstance(text, str) else list(text)
+            return text_prompt(ids, backend.vocab_size, backend.context, limit)
+        question, begun = split_begun(messages)
+
+        begun_ids = client.ask("/tokenize", {"content": begun, "add_special": False})["tokens"] if begun else []
 
         def ids_of(candidate: Sequence[Message]) -> list[int]:
-            return client.chat_tokens([asdict(message) for message in candidate])
+            return client.chat_tokens([asdict(message) for message in candidate]) + begun_ids
 
-        return fit_prompt(messages, ids_of, backend.context, limit)
+        return fit_prompt(question, ids_of, backend.context, limit)
 
     def _answer(self, client: Client) -> str:
         """Make the answer; returns why it ended."""
         request, defaults = self.answer.request, self.backend.info["defaults"]
+        refuse_steering(request, "llama.cpp", but=("json_schema",))
         chosen = settings(request.sampling, defaults)
         if chosen.pop("repetition_penalty") != 1:
             raise InputError(
@@ -197,6 +209,7 @@ class _Job:
             "stream": True,
             "return_tokens": True,
             "cache_prompt": True,
+            **{name: checked(schema) for name, schema in request.steering.items()},
         }
         return "stopped" if self.cancelled.is_set() else self._read(client.send("/completion", body))
 

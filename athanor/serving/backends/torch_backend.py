@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from athanor.base.errors import AthanorError
-from athanor.decoding.engine import Engine
 from athanor.decoding.folded import FusedDecoder
 from athanor.decoding.prompting import end_ids, exempt_ids
 from athanor.decoding.sampling import Sampling
@@ -21,6 +20,8 @@ from athanor.model.config import ModelConfig
 from athanor.model.device import prepare as prepare_device
 from athanor.model.transformer import Transformer
 from athanor.serving.backends.base import Answer, Emit, Prompt, Request, prepare
+from athanor.serving.backends.grammar import Grammars
+from athanor.serving.backends.steering import SteeredEngine, Steering
 from athanor.serving.loading import decoding_defaults, few_threads, load_export, sampling_defaults
 from athanor.tokenizer.chat import template_hash
 from athanor.tokenizer.tokenizer import Tokenizer
@@ -37,9 +38,11 @@ def row_bytes(config: ModelConfig) -> int:
 class _Answer(Answer):
     """An answer and what it is made from. A token may end in the middle of a character, hence the decoder."""
 
-    def __init__(self, request: Request, emit: Emit, prompt: Prompt, sampling: Sampling) -> None:
+    def __init__(
+        self, request: Request, emit: Emit, prompt: Prompt, sampling: Sampling, steering: Steering | None
+    ) -> None:
         super().__init__(request, emit)
-        self.prompt, self.sampling = prompt, sampling
+        self.prompt, self.sampling, self.steering = prompt, sampling, steering
         self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def end(self, reason: str) -> None:
@@ -58,7 +61,10 @@ class TorchBackend:
         self.ends = frozenset(end_ids(tokenizer))
         self.defaults = Sampling.from_dict(sampling_defaults(shipped))
         self.max_new_tokens = int(shipped["max_new_tokens"])
-        self.engine = Engine(FusedDecoder(model), rows=rows, stop_ids=self.ends, exempt=exempt_ids(tokenizer))
+        self.engine = SteeredEngine(
+            FusedDecoder(model), tokenizer=tokenizer, rows=rows, stop_ids=self.ends, exempt=exempt_ids(tokenizer)
+        )
+        self.grammars = Grammars(tokenizer)
         self.info: dict[str, Any] = {
             "backend": "torch",
             "template": "athanor",
@@ -84,10 +90,12 @@ class TorchBackend:
                 prepare(
                     self.tokenizer,
                     request.messages,
+                    request.prompt,
                     context_tokens=self.info["context_tokens"],
                     max_new_tokens=self.max_new_tokens if request.max_new_tokens is None else request.max_new_tokens,
                 ),
                 Sampling.from_dict(asdict(self.defaults) | {"seed": secrets.randbelow(2**31)} | request.sampling),
+                self._steering(request),
             )
         except AthanorError as error:
             Answer(request, emit).fail("request", str(error))
@@ -95,6 +103,15 @@ class TorchBackend:
         with self.work:
             self.waiting.append(answer)
             self.work.notify()
+
+    def _steering(self, request: Request) -> Steering | None:
+        if not request.steering:
+            return None
+        options = dict(request.steering)
+        schema = options.pop("json_schema", None)
+        steering = Steering(**options, grammar=None if schema is None else self.grammars.of_schema(schema))
+        steering.check(self.tokenizer.vocab_size)
+        return steering
 
     def cancel(self, request_id: int) -> None:
         with self.work:
@@ -141,6 +158,8 @@ class TorchBackend:
     def _join(self, joining: list[_Answer]) -> None:
         for answer in joining:
             self.answers[answer.request.id] = answer
+            if answer.steering is not None:
+                self.engine.steering[answer.request.id] = answer.steering
             answer.start(answer.prompt)
         self._handle_events(
             self.engine.add_requests(
@@ -152,20 +171,22 @@ class TorchBackend:
         for request_id, token, done in events:
             answer = self.answers[request_id]
             if token in self.ends:
-                self.answers.pop(request_id).end("stop")
+                self._pop(request_id).end("stop")
                 continue
             answer.tokens += 1
+            if row := self.engine.logprobs.get(request_id):
+                answer.logprobs.append(row)
             answer.add(answer.decoder.decode(self.tokenizer.decode_bytes([token])))
             if answer.stops.found:
                 self.engine.cancel(request_id)
-                self.answers.pop(request_id).end("stop")
+                self._pop(request_id).end("stop")
             elif done:
-                self.answers.pop(request_id).end("length")
+                self._pop(request_id).end("length")
 
     def _stop(self, request_id: int) -> None:
         if request_id in self.answers:
             self.engine.cancel(request_id)
-            self.answers.pop(request_id).end("stopped")
+            self._pop(request_id).end("stopped")
             return
         with self.work:
             cancelled = [answer for answer in self.waiting if answer.request.id == request_id]
@@ -173,9 +194,13 @@ class TorchBackend:
         for answer in cancelled:
             answer.end("stopped")
 
+    def _pop(self, request_id: int) -> _Answer:
+        self.engine.steering.pop(request_id, None)
+        return self.answers.pop(request_id)
+
     def _fail(self, joining: list[_Answer], error: Exception) -> None:
         failed = {answer.request.id: answer for answer in [*self.answers.values(), *joining]}
-        self.answers, self.engine.rows = {}, []
+        self.answers, self.engine.rows, self.engine.steering = {}, [], {}
         for answer in failed.values():
             answer.fail("model", f"{type(error).__name__}: {error}")
 

@@ -12,6 +12,7 @@ import queue
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,19 @@ import torch
 
 from athanor.base.errors import AthanorError, InputError
 from athanor.model.device import limit_memory
-from athanor.serving.backends.base import GREEDY, UNFINISHED_CHARACTER, Answer, Emit, Request, fit_prompt, settings
+from athanor.serving.backends.base import (
+    GREEDY,
+    UNFINISHED_CHARACTER,
+    Answer,
+    Emit,
+    Prompt,
+    Request,
+    fit_prompt,
+    refuse_steering,
+    settings,
+    split_begun,
+    text_prompt,
+)
 from athanor.text.conversations import Message
 
 
@@ -85,7 +98,15 @@ class HuggingFace:
             finally:
                 self._jobs.pop(job.request.id, None)
 
-    def prompt(self, messages: Sequence[Message]) -> list[int]:
+    def prompt(self, request: Request, limit: int) -> Prompt:
+        if (text := request.prompt) is not None:
+            ids = self.tokenizer(text)["input_ids"] if isinstance(text, str) else list(text)
+            return text_prompt(ids, self.model.config.get_text_config().vocab_size, self.context, limit)
+        question, begun = split_begun(request.messages)
+        return fit_prompt(question, partial(self._ids, begun=begun), self.context, limit)
+
+    def _ids(self, messages: Sequence[Message], begun: str) -> list[int]:
+        """The ids of the template's prompt, and of the text that the answer begins with."""
         from jinja2 import TemplateError
 
         rows = [asdict(message) for message in messages]
@@ -93,7 +114,8 @@ class HuggingFace:
             rendered = self.tokenizer.apply_chat_template(rows, add_generation_prompt=True, return_dict=True)
         except TemplateError as error:  # many know no system message, or insist on turns
             raise InputError(f"the model's chat template refuses these messages ({error})", where="messages") from None
-        return [int(number) for number in rendered["input_ids"]]
+        begun_ids = self.tokenizer(begun, add_special_tokens=False)["input_ids"] if begun else []
+        return [int(number) for number in [*rendered["input_ids"], *begun_ids]]
 
 
 class _Job(Answer):
@@ -120,9 +142,10 @@ class _Job(Answer):
     @torch.inference_mode()
     def run(self) -> None:
         backend, request, defaults = self.backend, self.request, self.backend.info["defaults"]
+        refuse_steering(request, "transformers")
         chosen = settings(request.sampling, defaults)
         limit = request.max_new_tokens or defaults["max_new_tokens"]
-        prompt = fit_prompt(request.messages, backend.prompt, backend.context, limit)
+        prompt = backend.prompt(request, limit)
         self.start(prompt)
         ids_1T = torch.tensor([prompt.ids], device=backend.device)
         if "seed" in request.sampling:
