@@ -15,6 +15,7 @@ from athanor.base.errors import AthanorError, suggest
 
 COMMANDS = {  # name: arguments, what it does
     "repro": ("[--max-minutes N] [--supervise]", "dvc repro with a summary; again what died"),
+    "new": ("FOLDER [--write]", "look at a folder of text; its lines of params.yaml"),
     "plan": ("[TARGET ...] [--json]", "what dvc repro would do, why, how long"),
     "summary": ("", "what the pipeline made"),
     "compare": ("A B", "two experiments or revisions: parameters, scores, noise"),

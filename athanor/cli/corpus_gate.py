@@ -83,25 +83,30 @@ def verdicts(documents: list[Document], params: RuleParams) -> Counter[str]:
     return counts
 
 
+def language_settings(counts: Counter[str]) -> tuple[list[str], bool]:
+    """The keys of a kind's rules to set where most documents are of another language, and whether of another script."""
+    found = {rules.NOT_ENGLISH, "few_stop_words", *NOT_ASCII} & counts.keys()
+    if not found or 2 * counts[""] >= counts.total():
+        return [], False
+    script = not found.isdisjoint(NOT_ASCII)
+    return list(LANGUAGE_SETTINGS)[: None if script else 2], script
+
+
 def check_rules(source: FilesSource, documents: list[Document], params: RuleParams) -> None:
     """InputError when the rules would drop most of a source: another language, or another kind of text."""
     counts = verdicts(documents, params)
-    stay = counts.pop("", 0)
-    if stay >= sum(counts.values()):
+    if 2 * counts[""] >= counts.total():
         return
-    worst, dropped = counts.most_common(1)[0]
-    where = f"clean.rules.{source.kind}"
-    if language_rules := {rules.NOT_ENGLISH, "few_stop_words", *NOT_ASCII} & counts.keys():
-        script = bool(language_rules & {*NOT_ASCII})
-        keys = list(LANGUAGE_SETTINGS)[: None if script else 2]
+    keys, script = language_settings(counts)
+    worst, dropped = next((rule, count) for rule, count in counts.most_common() if rule)
+    fix = f"change {rules.SETTINGS[worst]} there, give the source another kind than {source.kind}, or mend the text"
+    if keys:
         lines = ", ".join(f"{key}: {LANGUAGE_SETTINGS[key]}" for key in keys)
         fix = f"for text in another language than English add there {lines}"
-        if script:
-            fix += "; and set classifiers.weak_labels to false, which learn nothing where words are not set apart by spaces"
-    else:
-        fix = f"change {rules.SETTINGS[worst]} there, give the source another kind than {source.kind}, or mend the text"
-    what = f"rule '{worst}' would drop {dropped} of {stay + sum(counts.values())} documents of source '{source.name}'"
-    raise InputError(what, where=where, fix=fix)
+    if script:
+        fix += "; and set classifiers.weak_labels to false, which learn nothing where words are not set apart by spaces"
+    what = f"rule '{worst}' would drop {dropped} of {counts.total()} documents of source '{source.name}'"
+    raise InputError(what, where=f"clean.rules.{source.kind}", fix=fix)
 
 
 def check_size(size: int, texts: int) -> None:
