@@ -32,6 +32,7 @@ LANGUAGE_SETTINGS = {
     "min_letter_fraction": "null",
     "max_mean_word_chars": "null",
 }
+PAD_SHARE = 0.15  # of the rows of fine-tuning: English exercises are long, in the tokens of another language
 NOT_ASCII = ("not_ascii", "long_words", "few_letters")
 
 
@@ -102,9 +103,9 @@ def check_rules(source: FilesSource, documents: list[Document], params: RulePara
     fix = f"change {rules.SETTINGS[worst]} there, give the source another kind than {source.kind}, or mend the text"
     if keys:
         lines = ", ".join(f"{key}: {LANGUAGE_SETTINGS[key]}" for key in keys)
-        fix = f"for text in another language than English add there {lines}"
+        fix = f"for text in another language than English add there {lines}; and set sft_data.max_pad_share to {PAD_SHARE}"
     if script:
-        fix += "; and set classifiers.weak_labels to false, which learn nothing where words are not set apart by spaces"
+        fix += " and classifiers.weak_labels to false, which teach nothing where words are not set apart by spaces"
     what = f"rule '{worst}' would drop {dropped} of {counts.total()} documents of source '{source.name}'"
     raise InputError(what, where=f"clean.rules.{source.kind}", fix=fix)
 

@@ -122,6 +122,8 @@ def proposal(folder: Path, found: dict[str, Ending], rules: RuleParams) -> dict[
         settings, other_script = corpus_gate.language_settings(corpus_gate.verdicts(documents, rules))
         for key in settings:
             values["clean", "rules", kind, key] = False if key == "english_only" else None
+        if settings:
+            values["sft_data", "max_pad_share"] = corpus_gate.PAD_SHARE
         if other_script:
             values["classifiers", "weak_labels"] = False
     total = sum(entry["share"] for entry in mixture.values())

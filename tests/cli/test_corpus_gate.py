@@ -42,7 +42,7 @@ REFUSED = {
     "3 kB": r"3,\d+ bytes of text .of 1 different documents. are too few.*a hundred kilobytes",
     "ten tiny ones": "of 10 different documents. are too few",
     "all duplicates": "of 1 different documents. are too few",
-    "German": "clean.rules.prose: rule 'not_english'.*add there english_only: false, min_stop_word_fraction: null$",
+    "German": "rule 'not_english'.*english_only: false, min_stop_word_fraction: null; and set sft_data.max_pad_share to 0.15$",
     "Chinese": "rule 'not_ascii'.*min_ascii_fraction: null.*classifiers.weak_labels to false",
 }
 

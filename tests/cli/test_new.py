@@ -62,7 +62,7 @@ def test_another_script_gets_its_settings(project, capsys):
     sections = check_file("params.yaml")
     rules = sections["clean"].rules.prose
     assert (rules.english_only, rules.min_stop_word_fraction, rules.min_ascii_fraction) == (False, None, None)
-    assert not sections["classifiers"].weak_labels
+    assert not sections["classifiers"].weak_labels and sections["sft_data"].max_pad_share == 0.15
     new.corpus_gate.check_corpus(sections)
 
 
