@@ -71,10 +71,17 @@ def text(
         tuned=_metrics(root, "lora") if stages else None,
         scores=None if stages else _metrics(root, "eval"),
         exported=(root / "models" / ("lora-export" if stages else "export") / "MODEL_CARD.md").is_file(),
+        aside=[] if stages else _stepped_aside(root),
         health=_health(after),
         rates=RATES,
         foreign=bool(stages),
     )
+
+
+def _stepped_aside(root: Path) -> list[str]:
+    """The classifiers that had too little to learn from."""
+    metrics = _metrics(root, "train_classifiers") or {}
+    return [name.removesuffix("_no") for name, facts in metrics.items() if facts.get("stepped_aside")]
 
 
 def _metrics(root: Path, name: str) -> dict[str, Any] | None:
