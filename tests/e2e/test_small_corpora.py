@@ -94,13 +94,13 @@ REFUSED: dict[str, tuple[Callable[[], dict[str, str]], str]] = {
         lambda: {f"{n}.md": f"The lamp number {n} stands in the cellar beside the stove.\n" for n in range(10)},
         "is more than the text supports",
     ),
-    "3 kB": (lambda: {f"{n}.md": PROSE[n][:1000] for n in range(3)}, "is more than the text supports"),
     "all duplicates": (lambda: {f"{n}.md": PROSE[3][:4000] for n in range(60)}, "of equal texts one counts"),
     "another language": (lambda: german(80), "english_only: false and min_stop_word_fraction: null"),
 }
 TRAINED: dict[str, Callable[[], dict[str, str]]] = {
     "one novel": lambda: {"novel.txt": novel()},
     "one line": lambda: {"line.txt": one_line()[:400_000]},
+    "3 kB, which `athanor repro` refuses": lambda: {f"{n}.md": PROSE[n][:1000] for n in range(3)},
 }
 
 
