@@ -79,11 +79,6 @@ def german(count: int) -> dict[str, str]:
     return {f"{n}.txt": "\n\n".join(" ".join(sentence() for _ in range(6)) for _ in range(5)) for n in range(count)}
 
 
-def one_line() -> str:
-    rng, words = random.Random(1), [word for text in PROSE for word in text.split()]
-    return " ".join(rng.choices(words, k=1_000_000))[:5_000_000]
-
-
 def novel() -> str:
     return "\n\n\n".join(f"CHAPTER {number}\n\n{text}" for number, text in enumerate(PROSE))[:250_000]
 
@@ -99,7 +94,6 @@ REFUSED: dict[str, tuple[Callable[[], dict[str, str]], str]] = {
 }
 TRAINED: dict[str, Callable[[], dict[str, str]]] = {
     "one novel": lambda: {"novel.txt": novel()},
-    "one line": lambda: {"line.txt": one_line()[:400_000]},
     "3 kB, which `athanor repro` refuses": lambda: {f"{n}.md": PROSE[n][:1000] for n in range(3)},
 }
 
