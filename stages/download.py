@@ -19,6 +19,7 @@ from athanor.sources import docstrings, identity, messages
 from athanor.sources.battery_params import BatteryParams
 from athanor.sources.exercises.build import battery_items, check_held_out, training_conversations
 from athanor.sources.fetch import Fetcher, Tally, check_pinned, check_sources
+from athanor.sources.holdout import check_validation, remarks
 from athanor.sources.instruct_params import (
     DocstringsSource,
     ExercisesSource,
@@ -45,13 +46,12 @@ def run(run: Run) -> None:
         for source in download.sources:
             started = time.monotonic()
             fetched = document_fetcher.fetch(source, pairs if needs_docstrings and not pairs else None)
-            for name, (tally, facts) in fetched.items():
-                tallies[name], provenance[name] = tally, facts
-                if "unreadable" in facts:
-                    reasons = ", ".join(f"{count:,} {reason}" for reason, count in facts["unreadable"].items())
-                    run.note(f"{name}: files left out, because they cannot be read: {reasons}")
+            for name, (tallies[name], provenance[name]) in fetched.items():
+                for remark in remarks(name, provenance[name]):
+                    run.note(remark)
             run.fact(**{f"{names_of(source)[0]}_seconds": round(time.monotonic() - started, 2)})
         counts = {name: asdict(tally) for name, tally in tallies.items()}
+        check_validation(counts, download.val_fraction)
         write_manifest(raw, kind="raw", version=1, counts=counts, sources=provenance, **run.codes())
 
         started = time.monotonic()

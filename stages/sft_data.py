@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from athanor.base.artifacts import manifest_digest, new_dir, write_manifest
@@ -49,6 +50,11 @@ def build(run: Run, tokenizer: Tokenizer, out: Path, shares: Mapping[str, float]
     facts = sft_rows.source_report(params, rows_by_source, dropped, supervised)
     files = shard_files(CLEAN / "train") if params.replay_share else {}
     replay_text = replay.choose_replay(tokenizer, params, shares, files, index, sum(supervised.values()))
+    params = replace(params, replay_share=replay_text.share(params.replay_share, sum(supervised.values())))
+    if short := ", ".join(replay_text.short):
+        run.note(
+            f"all text of {short} is replayed, and less than was asked: {params.replay_share:.0%} of the supervised tokens"
+        )
     names = [*dropped, *replay_text.pieces]
     read_from = {"battery": BATTERY, "instruct": INSTRUCT, **({"clean": CLEAN} if replay_text.pieces else {})}
 
@@ -57,9 +63,8 @@ def build(run: Run, tokenizer: Tokenizer, out: Path, shares: Mapping[str, float]
         for split in ("train", "val"):
             split_rows = [row for row in rows if row.conversation.split == split]
             if not split_rows:
-                raise InputError(
-                    f"no {split} conversation is left", where=INSTRUCT, fix="add conversations, or raise a cap"
-                )
+                what = f"no {split} conversation is left"
+                raise InputError(what, where=INSTRUCT, fix="add conversations, or raise a cap")
             entries = [(row.ids, row.mask, names.index(row.source)) for row in split_rows]
             # A repeat is a row entry, not a copy of the ids, and never changes which side a conversation is on.
             repeats_by_entry = [params.sources[row.source].repeats if split == "train" else 1 for row in split_rows]

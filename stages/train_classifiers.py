@@ -12,7 +12,7 @@ from athanor.base.work import Facts
 from athanor.classifiers import card
 from athanor.classifiers.params import ClassifiersParams, QualityLabels, ToxicityLabels
 from athanor.classifiers.sample import TEST, Labeller, Sampled, sample, sample_rows
-from athanor.classifiers.train import Examples, other_source, quality_examples, toxicity_examples, train
+from athanor.classifiers.train import Examples, TooFew, other_source, quality_examples, toxicity_examples, train
 from athanor.quality import model
 from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
@@ -37,38 +37,55 @@ def run(run: Run) -> None:
         raise InputError(what, where=RAW, fix=fix)
     labelled_rows, files = toxicity_rows(params.toxicity_labels, params)
 
-    sets: dict[str, Examples] = {"quality": quality_examples(sampled, params.seed)}
-    sets["toxicity"] = toxicity_examples(sampled.natural, labelled_rows, params.seed)
-    models = {name: train(examples, params.inverse_l2) for name, examples in sets.items()}
-    held_out = [item for item in sampled.natural if item.side == TEST]
-    scores = card.natural_scores(model.Scorer(**models, digest=""), held_out)
+    makers = {
+        "quality": (labels, lambda: quality_examples(sampled, params.seed)),
+        "toxicity": (params.toxicity_labels, lambda: toxicity_examples(sampled.natural, labelled_rows, params.seed)),
+    }
+    sets: dict[str, Examples] = {}
+    models = {name: model.Linear.certain(name == "quality") for name in makers}
     cards: Facts = {}
+    for name, (given, make) in makers.items():
+        try:
+            if not (given or params.weak_labels):
+                raise TooFew("weak labels are not wanted", where="classifiers.weak_labels")
+            examples = make()
+            models[name] = train(examples, params.inverse_l2)
+            sets[name] = examples
+        except TooFew as error:
+            if given:
+                raise
+            cards[name] = card.stepped_aside(error.what)
+            run.note(f"{name}: the classifier steps aside and keeps every document: {error.what}")
+    held_out = [item for item in sampled.natural if item.side == TEST]
+    shown = held_out if sets else sampled.natural
+    scores = card.natural_scores(model.Scorer(**models, digest=""), shown)
     for name, examples in sets.items():
         cross_source = other_source(examples, params.inverse_l2)
         cards[name] = rounded(card.describe(name, models[name], examples, cross_source, held_out, scores))
         origin = card.origin_words(cards[name]["labels"])
         run.note(f"{name} ({origin} labels): AUROC {cards[name]['auroc']['held_out']:.3f} on held-out documents")
         card.check(name, cards[name], params.min_auroc, params.max_length_correlation)
-    if len(held_out) < card.MIN_DOCUMENTS:
+    if sets and len(held_out) < card.MIN_DOCUMENTS:
         run.note(f"{len(held_out)} held-out documents are too few to judge the correlation of scores with length")
+    cards = {name: cards[name] for name in makers}
 
     with new_dir(OUT) as folder:
-        model.save(folder, models, {name: {"labels": cards[name]["labels"]} for name in sets})
+        model.save(folder, models, {name: {"labels": cards[name]["labels"]} for name in cards})
         write_json(folder / "card.json", cards)
         write_text(folder / "card.md", card.markdown(cards))
         write_manifest(
             folder,
             kind=model.KIND,
             version=model.VERSION,
-            counts={name: cards[name]["examples"] for name in sets},
+            counts={name: cards[name]["examples"] for name in cards},
             parents={"raw": manifest_digest(RAW)},
-            labels={name: cards[name]["labels"] for name in sets},
+            labels={name: cards[name]["labels"] for name in cards},
             label_files=files,
         )
     # The name says what the figures are worth: quality_weak, toxicity_labelled.
-    run.metrics({f"{name}_{cards[name]['labels']}": summary(cards[name]) for name in sets})
-    for name in sets:
-        run.plot(f"train_classifiers_{name}", card.histogram(name, cards[name]["labels"], held_out, scores))
+    run.metrics({f"{name}_{facts['labels']}": summary(facts) for name, facts in cards.items()})
+    for name in cards:
+        run.plot(f"train_classifiers_{name}", card.histogram(name, cards[name]["labels"], shown, scores))
     run.attach(OUT / "card.md")
 
 
@@ -109,6 +126,8 @@ def toxicity_rows(labels: ToxicityLabels | None, params: ClassifiersParams) -> t
 
 def summary(facts: Facts) -> Facts:
     """The card without its tables."""
+    if card.ASIDE in facts:
+        return {card.ASIDE: 1, "examples": facts["examples"]}
     auroc = {name: value for name, value in facts["auroc"].items() if name != "with_heuristics_by_negative"}
     return {
         "examples": facts["examples"],

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 
-from athanor.base.errors import InputError
 from athanor.chat_data.params import SftDataParams
 from athanor.data.order import permutation
 from athanor.text.documents import Document, read_documents
@@ -28,10 +27,20 @@ BATCH_DOCUMENTS = 64
 
 @dataclass(frozen=True)
 class Replay:
-    """Pieces of text per source (ids uint32), and how many documents and pieces were left out for a battery item."""
+    """Pieces of text per source (ids uint32), how many documents and pieces were left out for a battery item, and
+    how many targets were wanted of each source that has fewer."""
 
     pieces: dict[str, list[np.ndarray]]
     contaminated: int
+    short: dict[str, int]
+
+    @property
+    def targets(self) -> int:
+        return sum(len(piece) - 1 for pieces in self.pieces.values() for piece in pieces)
+
+    def share(self, asked: float, supervised: int) -> float:
+        """The share of all supervised tokens beside `supervised` ones: what was asked, or what a short source leaves of it."""
+        return self.targets / (supervised + self.targets) if self.short else asked
 
 
 def choose_replay(
@@ -74,7 +83,7 @@ def choose(
     index: ItemIndex,
     max_ngram_documents: int,
 ) -> Replay:
-    """Pieces with exactly `target_tokens[source]` targets of each source; InputError if a source has less text.
+    """Pieces with exactly `target_tokens[source]` targets of each source, or all there are of one that has less text.
 
     Reads no more shards than it needs. Documents with a battery item are left out again, though `clean` has done so.
     What is common among the documents of a batch may be rare among the pieces that are used, so these are searched
@@ -94,28 +103,23 @@ def choose(
     chosen: dict[str, list[np.ndarray]] = {source: [] for source in target_tokens}
     while True:
         for source, targets in target_tokens.items():
-            _fill(chosen[source], streams[source], targets, source)
+            _fill(chosen[source], streams[source], targets)
         entries = [(source, piece) for source, pieces in chosen.items() for piece in pieces]
         texts = [tokenizer.decode(piece.tolist()) for _, piece in entries]
         matches = index.matches(texts, max_ngram_documents=max_ngram_documents, prompts_alone=False)
         if not any(item is not None for item in matches):
-            return Replay(chosen, contaminated.total())
+            sizes = {source: sum(len(piece) - 1 for piece in pieces) for source, pieces in chosen.items()}
+            short = {source: wanted for source, wanted in target_tokens.items() if sizes[source] < wanted}
+            return Replay(chosen, contaminated.total(), short)
         contaminated.update(source for (source, _), item in zip(entries, matches, strict=True) if item is not None)
         clean_entries = [entry for entry, item in zip(entries, matches, strict=True) if item is None]
         chosen = {source: [piece for name, piece in clean_entries if name == source] for source in target_tokens}
 
 
-def _fill(chosen: list[np.ndarray], pieces: Iterator[np.ndarray], targets: int, source: str) -> None:
-    """Add pieces until there are `targets` targets, the last one cut to fit; InputError if there are too few."""
+def _fill(chosen: list[np.ndarray], pieces: Iterator[np.ndarray], targets: int) -> None:
+    """Add pieces until there are `targets` targets, the last one cut to fit, or no piece is left."""
     missing = targets - sum(len(piece) - 1 for piece in chosen)
-    while missing:
-        piece = next(pieces, None)
-        if piece is None:
-            raise InputError(
-                f"{targets - missing} tokens of text, {targets} wanted",
-                where=f"data/clean/train/{source}",
-                fix="lower sft_data.replay_share",
-            )
+    while missing and (piece := next(pieces, None)) is not None:
         piece = piece[: missing + 1]
         if len(piece) > 1:
             chosen.append(piece)

@@ -23,6 +23,15 @@ SCORES = {"quality": ("quality_classifier", "quality", "quality_heuristics"), "t
 GATED = ("quality_classifier", "quality", "toxicity")
 
 
+ASIDE = "stepped_aside"
+NO_LABELS = "no"
+
+
+def stepped_aside(reason: str) -> Facts:
+    """The card of a classifier that has learned nothing."""
+    return {"labels": NO_LABELS, ASIDE: reason, "examples": {}}
+
+
 def origin_words(origin: str) -> str:
     """The origin of labels as words that stand before "labels"."""
     return origin.replace("labelled", "given").replace("_", " ")

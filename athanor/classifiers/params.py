@@ -46,6 +46,8 @@ class ToxicityLabels:
 class ClassifiersParams:
     """Section `classifiers`. Without labels a classifier is trained on weak ones, which are made and not given.
 
+    With too few documents for that, or with `weak_labels: false`, it steps aside: every document has the quality 1
+    and the toxicity 0, and the card says so.
     `sample_bytes` of documents are read, the same for each source. `inverse_l2`
     is the inverse strength of the L2 penalty (C of logistic regression).
     """
@@ -54,6 +56,7 @@ class ClassifiersParams:
     sample_bytes: int = param(min=10_000, max=4_000_000_000)
     quality_labels: QualityLabels | None = None
     toxicity_labels: ToxicityLabels | None = None
+    weak_labels: bool = True  # where words are not set apart by spaces nothing can be learned from them
     inverse_l2: float = param(min=1e-4, max=1e6, default=1.0)
     min_auroc: float = param(min=0.5, max=1.0, default=0.8)  # gate, on documents held out
     max_length_correlation: float = param(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from athanor.base.errors import InputError
 from athanor.base.work import Tick, ignore
-from athanor.text.documents import Document, content_id, hash64, read_documents, shard_files
+from athanor.text.documents import NEIGHBOURHOOD, Document, content_id, hash64, read_documents, shard_files
 
 MAX_CHARS = 32_000  # of a document that are kept; more would say nothing new and cost other documents their place
 TRAIN, CALIBRATION, TEST = "train", "calibration", "test"
@@ -31,7 +31,7 @@ class Sampled:
     id: str
     source: str
     kind: str
-    side: str  # TRAIN, CALIBRATION or TEST: one for all documents of a module
+    side: str  # TRAIN, CALIBRATION or TEST: one for all documents of a module, or of a neighbourhood of a long text
     text: str = field(compare=False)
     positive: bool | None = None
 
@@ -137,7 +137,7 @@ def sample(
                     if reservoir is not None and reservoir.accepts(key)
                 ]
                 if accepting:
-                    group = str(document.meta.get("module", document.id))
+                    group = str(document.meta.get("module") or document.meta.get(NEIGHBOURHOOD, document.id))
                     text = document.text[:MAX_CHARS]
                     side = side_of(group, seed)
                     for reservoir in accepting:

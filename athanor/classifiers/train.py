@@ -29,7 +29,12 @@ MIN_EXAMPLES = 3
 # to 0.67 and from 0.29 to 0.36 (prose).
 WEAK_EXAMPLES_SHARE = 0.04
 MIN_WORDS = 20  # less text says too little to be trained on
+MIN_TESTED = 10  # fewer examples of a class to test weak labels on say nothing of what was learned
 Tag = tuple[str, str, str, bool, str]  # side, source, kind, positive, what was done to it
+
+
+class TooFew(InputError):
+    """There are too few texts to fit, calibrate and test a classifier."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +125,7 @@ def _examples(pairs: Iterable[tuple[str, Tag]], origins: dict[str, str], name: s
         tags += [batch[number][1] for number in keep]
     if not tags:
         what = f"no document of {min_words} words or more to train the {name} classifier on"
-        raise InputError(what, where="data/raw", fix="bring about fifty documents, or put very short ones together")
+        raise TooFew(what, where="data/raw", fix="bring about fifty documents, or put very short ones together")
     side, source, _, positive, treatment = (np.array(column) for column in zip(*tags, strict=True))
     return Examples(vstack(blocks, format="csr"), positive, side, source, treatment, np.concatenate(rules), origins)
 
@@ -180,15 +185,16 @@ def calibrate(margins: np.ndarray, positive: np.ndarray) -> tuple[float, float]:
 
 def train(examples: Examples, inverse_l2: float) -> Linear:
     """Fit on one side of the examples and calibrate on another; the third is for the card."""
-    fitted, calibration = examples.at(TRAIN), examples.at(CALIBRATION)
-    for mask in (fitted, calibration, examples.at(TEST)):
-        if len(set(examples.positive[mask])) < 2:
+    fitted, calibration, test = (examples.at(side) for side in (TRAIN, CALIBRATION, TEST))
+    for mask in (fitted, calibration, test):
+        least = MIN_TESTED if mask is test and examples.origin == WEAK else 1
+        if min(examples.positive[mask].sum(), (~examples.positive[mask]).sum()) < least:
             what = (
                 f"{len(examples.side)} examples (of equal texts one counts) are too few: they are divided into three parts,"
-                " to fit, to calibrate and to test, and one part has none of one class"
+                " to fit, to calibrate and to test, and one part has too few of one class"
             )
-            fix = "bring about fifty documents (a long text as one file for each chapter), or widen the labels' limits"
-            raise InputError(what, where="classifiers", fix=fix)
+            fix = "bring about fifty documents or widen the labels' limits"
+            raise TooFew(what, where="classifiers", fix=fix)
     weights, bias = fit(examples.rows[fitted], examples.positive[fitted], inverse_l2, examples.min_share)
     slope, offset = calibrate(examples.rows[calibration] @ weights + bias, examples.positive[calibration])
     return Linear.quantised(weights, UNIT * slope, slope * bias + offset)

@@ -15,6 +15,7 @@ from athanor.base.errors import AthanorError, suggest
 
 COMMANDS = {  # name: arguments, what it does
     "repro": ("[--max-minutes N] [--supervise]", "build what is missing or changed; a summary"),
+    "new": ("FOLDER [--write]", "look at a folder of text; its lines of params.yaml"),
     "plan": ("[TARGET ...] [--json]", "what dvc repro would do, why, how long"),
     "summary": ("[--all]", "what the pipeline made"),
     "compare": ("A B", "two experiments or revisions: parameters, scores, noise"),
@@ -42,7 +43,7 @@ COMMANDS = {  # name: arguments, what it does
     "bench": ("hardware [--again]", "measure this machine for the model; once"),
 }
 FIRST = {  # what `athanor --help` shows, in this order; the others are listed by `athanor help --all`
-    "Build": ("repro", "plan", "summary", "stop", "preset"),
+    "Build": ("new", "repro", "plan", "summary", "stop", "preset"),
     "Look at it": ("data", "compare", "health", "ui"),
     "Use it": ("serve", "chat", "verify"),
     "Mend": ("doctor",),

@@ -28,6 +28,7 @@ from pathlib import Path
 from athanor.base.artifacts import read_json, write_text
 from athanor.cli import live, side, summary
 from athanor.cli.battery_gate import check_battery
+from athanor.cli.corpus_gate import check_corpus
 from athanor.cli.data import report
 from athanor.runtime import dvc_lock, lifetime, ship
 from athanor.runtime.closure import FOREIGN
@@ -64,6 +65,7 @@ def main() -> int:
     base = built["sft"].base
     if base == SCRATCH:
         check_battery(root, built["battery"])
+        check_corpus(built)
     foreign = base != SCRATCH
     stages = ("download", *FOREIGN_STAGES) if foreign else None
     since_ms, runs_before = int(time.time() * 1000), summary.runs(root, stages)

@@ -103,12 +103,19 @@ def text(
         tuned=_metrics(root, "lora") if stages else None,
         scores=scores,
         exported=(root / "models" / ("lora-export" if stages else "export") / "MODEL_CARD.md").is_file(),
+        aside=[] if stages else _stepped_aside(root),
         health=_health(after),
         rates=RATES if whole else RATES[:3],
         foreign=bool(stages),
     )
     lines = (line if whole or len(line) <= COLUMNS else f"{line[: COLUMNS - 3]}..." for line in filled.splitlines())
     return "".join(f"{line}\n" for line in lines)
+
+
+def _stepped_aside(root: Path) -> list[str]:
+    """The classifiers that had too little to learn from."""
+    metrics = _metrics(root, "train_classifiers") or {}
+    return [name.removesuffix("_no") for name, facts in metrics.items() if facts.get("stepped_aside")]
 
 
 def _metrics(root: Path, name: str) -> dict[str, Any] | None:

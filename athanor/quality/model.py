@@ -47,6 +47,7 @@ SCHEME = "words.tokenise-1/uni+bigram/2^18"  # another scheme's weights mean not
 # Shares are about 1/1000 each; in this unit the regularisation has the size one is used to.
 UNIT = 100.0
 MAX_WEIGHT = 32767  # of a weight, in steps
+CERTAIN = 500.0  # log odds
 
 
 # The words of several texts and, apart, their pairs, with the buckets (int64) in the place of the hashes.
@@ -105,6 +106,11 @@ class Linear:
         return sigmoid(self.margins(text_features))
 
     @staticmethod
+    def certain(positive: bool) -> Linear:
+        """The same answer for every text, with a chance of 1: for where nothing could be learned."""
+        return Linear(np.zeros(BUCKETS, np.int64), 1.0, CERTAIN if positive else -CERTAIN)
+
+    @staticmethod
     def quantised(weights: np.ndarray, scale: float, bias: float) -> Linear:
         """From real weights [BUCKETS]; the loss of digits is below 2^-16 of the largest weight."""
         step = max(float(np.abs(weights).max()), 1e-12) / MAX_WEIGHT
@@ -112,7 +118,7 @@ class Linear:
 
 
 def sigmoid(margins: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-np.clip(margins, -500, 500)))
+    return 1 / (1 + np.exp(-np.clip(margins, -CERTAIN, CERTAIN)))
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from athanor.base.artifacts import digest
 from athanor.base.errors import GateError, InputError, Interrupted, ParamsError
 from athanor.base.work import Facts, Tick, ignore, never
-from athanor.sources import docstrings, http, huggingface, messages, packages, python_documents, select, stdlib
+from athanor.sources import docstrings, holdout, http, huggingface, messages, packages, python_documents, select, stdlib
 from athanor.sources.huggingface import UNREACHABLE
 from athanor.sources.instruct_params import InstructParams, MessagesSource
 from athanor.sources.params import (
@@ -147,7 +147,8 @@ class Fetcher:
         unreadable = select.Unreadable()
         with self.progress(sum(path.stat().st_size for _, path in files), source.name, "B") as bar:
             tally = self._write_files(source, files, bar, unreadable)
-        return tally, facts | ({"unreadable": unreadable.counts} if unreadable.errors else {})
+        facts |= {"unreadable": unreadable.counts} if unreadable.errors else {}
+        return tally, facts | self._hold_out(source.name, tally)
 
     def _http(self, source: HttpSource) -> tuple[Tally, Facts]:
         with self._locked_folder(HTTP_SLOT, http.__name__, _http_inputs(source)) as folder:
@@ -157,7 +158,7 @@ class Fetcher:
                 tally = self._write_files(source, files, bar)
             if redirects := http.final_addresses(files):  # mirrors come and go: no part of the result
                 self.fact(**{f"{source.name}_redirected_to": redirects})
-            return tally, http.facts(source, files)
+            return tally, http.facts(source, files) | self._hold_out(source.name, tally)
 
     def _write_files(
         self,
@@ -172,6 +173,16 @@ class Fetcher:
                 self._check_stop()
                 writer.add(document)
         return writer.tally
+
+    def _hold_out(self, name: str, tally: Tally) -> Facts:
+        """Where chance held nothing out, hold out what is nearest; returns how many documents that are."""
+        if not self.val_fraction or tally.val["documents"]:
+            return {}
+        moved = holdout.hold_one_out(self.raw / name)
+        for document in moved:
+            tally.count(document, tally.train, -1)
+            tally.count(document, tally.val, 1)
+        return {"moved_to_validation": len(moved)} if moved else {}
 
     def _hub_inputs(self, source: HuggingFaceSource) -> Facts:
         inputs = {key: value for key, value in asdict(source).items() if key not in GATES}
@@ -235,12 +246,14 @@ class Tally:
     val: dict[str, int] = field(default_factory=lambda: {"documents": 0, "bytes": 0})
 
     def add(self, document: Document) -> None:
-        size = len(document.text.encode())
-        side = self.val if document.split == "val" else self.train
         self.documents += 1
-        self.bytes += size
-        side["documents"] += 1
-        side["bytes"] += size
+        self.bytes += len(document.text.encode())
+        self.count(document, self.val if document.split == "val" else self.train, 1)
+
+    @staticmethod
+    def count(document: Document, side: dict[str, int], sign: int) -> None:
+        side["documents"] += sign
+        side["bytes"] += sign * len(document.text.encode())
 
     def leave_out(self, reason: str) -> None:
         self.left_out[reason] = self.left_out.get(reason, 0) + 1

@@ -107,10 +107,12 @@ class FilesSource:
 
     A file is one document; of JSONL and Parquet each row is one, in
     `text_column`, or in `text_template` filled in: `{question}` stands for the
-    column of that name, and a row where one is empty is left out. A document
-    larger than `max_document_bytes` is an error, so that nothing is cut
-    silently. One shorter than `min_chars` is counted and left out. `select`
-    null takes every row; other files have no columns to select by.
+    column of that name, and a row where one is empty is left out. A text longer
+    than `max_chars` is cut at its chapters, headings and paragraphs into
+    documents up to that length, neighbours on one side of the split; null cuts
+    nothing. One larger than `max_document_bytes` is an error, and one shorter
+    than `min_chars` is counted and left out. `select` null takes every row;
+    other files have no columns to select by.
     `on_unreadable`: files that cannot be read are told together and end the
     stage (refuse), or are counted and left out, each as a whole (skip).
     """
@@ -124,6 +126,7 @@ class FilesSource:
     text_template: str | None = None
     select: Selection | None = None
     max_document_bytes: int = param(min=1, max=2**31 - 1, default=64_000_000)
+    max_chars: int | None = param(min=200, max=2**31 - 1, default=6_000)
     min_chars: int = param(min=1, max=100_000, default=1)
     min_documents: int = param(min=1, max=MAX, default=1)
     min_bytes: int = param(min=1, max=MAX, default=1)

@@ -7,15 +7,17 @@ import math
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from athanor.base.errors import InputError
 from athanor.base.work import Tick, ignore
+from athanor.sources import seams
 from athanor.sources.licences import permitted_value
 from athanor.sources.params import FilesSource, Filter, HttpSource, RowSource, template_columns
 from athanor.text import rows
-from athanor.text.documents import Document, content_id, split_of
+from athanor.text.documents import NEIGHBOURHOOD, Document, content_id, split_of
 from athanor.text.rows import Files, MalformedRow, check_text
 
 MALFORMED_BASIS = 10_000  # rows that the share is taken of while fewer are read: one odd row at the start is no share
@@ -186,4 +188,21 @@ def _documents(
         if isinstance(outcome, str):
             leave_out(outcome)
         else:
-            yield outcome
+            yield from parts(outcome, getattr(source, "max_chars", None), val_fraction)
+
+
+def parts(document: Document, max_chars: int | None, val_fraction: float) -> Iterator[Document]:
+    """The document itself; or a long one in pieces, those of one neighbourhood on one side of the split.
+
+    The key of a neighbourhood follows the content of the whole text, so that equal texts fall on one side.
+    """
+    if max_chars is None or len(document.text) <= max_chars:
+        yield document
+        return
+    whole = document.id
+    for number, piece in enumerate(seams.pieces(document.text, max_chars, document.kind == "code")):
+        key = f"{whole}:{piece.neighbourhood}"
+        split = split_of(key, val_fraction)
+        meta = {**document.meta, "part": number, NEIGHBOURHOOD: key}
+        if text := piece.text.strip("\n"):
+            yield replace(document, text=text, split=split, meta=meta)

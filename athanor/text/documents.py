@@ -36,6 +36,7 @@ SCHEMA = pa.schema(
         ("meta", pa.string()),  # JSON object
     ]
 )
+NEIGHBOURHOOD = "neighbourhood"  # in the meta of a piece of a long text: what is on one side of every split with it
 KINDS = ("web", "prose", "code", "math", "qa", "dialogue")
 # Of text; about 12 MB on disk. A shard is the unit of parallel work and of what an interruption costs.
 SHARD_BYTES = 32_000_000

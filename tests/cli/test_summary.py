@@ -38,6 +38,15 @@ def test_all_is_the_sum_when_all_ran(root: Path) -> None:
     assert alone.splitlines()[-1].split() == ["all", "2", "min", "03", "s"] and "kept" not in alone
 
 
+def test_classifiers_that_stepped_aside_are_told(root: Path) -> None:
+    write_json(
+        root / "metrics" / "train_classifiers.json",
+        {"quality_no": {"stepped_aside": 1}, "toxicity_weak": {"auroc": {}}},
+    )
+    text = summary.text(root)
+    assert "the classifiers of quality stepped aside" in text and "toxicity" not in text
+
+
 def test_the_health_of_each_training_is_told_in_one_line(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(root)
     monkeypatch.delenv("DVC_ROOT", raising=False)

@@ -121,7 +121,7 @@ def test_one_repro_trains_a_model_on_these_documents_alone(walk):
 
 def test_what_the_page_shows_is_what_was_said(walk):
     run = walk.said["Run"]
-    assert re.search(r"download +run", run) and "clean: notes: 9" in run and "the epoch cap of source 'qa' ends" in run
+    assert re.search(r"download +run", run) and "clean: notes: 8" in run and "the epoch cap of source 'qa' ends" in run
     assert re.search(r"qa +base \d\.\d+", run)
     assert re.search(r"notes +\w+ +\d", walk.said["Look"])
     assert "| notes |" in (walk.clone.path / "models" / "export" / "MODEL_CARD.md").read_text()

@@ -218,15 +218,21 @@ def test_replay_is_the_share_asked_in_the_mixtures_proportions(world):
     assert manifest_digest("data/sft") != first
 
 
-def test_replay_never_holds_a_battery_item_and_says_when_text_runs_out(world):
+def test_replay_never_holds_a_battery_item_and_takes_what_there_is_when_text_runs_out(world, capsys):
     path = next(iter(shard_files("data/clean/train")["prose"]))
     documents = list(read_documents(path))
     documents[:5] = [dataclasses.replace(d, text=f"{QUESTION} twelve") for d in documents[:5]]
     write_documents(path, documents)
     run_text_stage(sft_data, sft_data=changed(replay_share=0.25))
     assert read_json("metrics/sft_data.json")["replay"]["contaminated"] == 5
-    with pytest.raises(InputError, match="data/clean/train/(code|prose).*lower sft_data.replay_share"):
-        run_text_stage(sft_data, sft_data=changed(replay_share=0.9))
+    capsys.readouterr()
+    run_text_stage(sft_data, sft_data=changed(replay_share=0.9))
+    assert re.search(
+        r"all text of (code|prose|code, prose) is replayed, and less than was asked", capsys.readouterr().err
+    )
+    metrics, share = read_json("metrics/sft_data.json"), read_json("data/sft/manifest.json")["replay_share"]
+    text, tokens = metrics["replay"]["supervised_tokens"], metrics["supervised_tokens"]
+    assert 0 < share < 0.9 and share == pytest.approx(text / (text + tokens))
 
 
 def test_peek_shows_what_is_supervised(world, monkeypatch, capsys):

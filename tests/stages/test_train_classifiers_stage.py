@@ -254,9 +254,30 @@ def test_what_is_missing_is_named() -> None:
         run_stage(quality_labels={**LABELS, "source": "docs", "meta_key": "stars"})
     with pytest.raises(ParamsError, match="low_below.*is above high_from"):
         run_stage(quality_labels={**LABELS, "low_below": 4.0})
-    write_raw({"docs": corpus()["docs"][:3]})
+    pages = [document for document in labelled()["pages"] if document.meta]
+    write_raw({"pages": pages[:3]})
     with pytest.raises(InputError, match="classifiers: .*too few.*bring about fifty documents"):
-        run_stage()
+        run_stage(quality_labels=LABELS)
+
+
+@pytest.mark.parametrize("documents", [3, 20, 200])
+def test_a_classifier_that_cannot_learn_steps_aside_and_drops_nothing(documents, capsys) -> None:
+    write_raw({"docs": corpus()["docs"][1 : documents + 1]})
+    run_stage(weak_labels=documents < 200)
+    said = capsys.readouterr().err
+    assert all(
+        f"{name}: the classifier steps aside and keeps every document" in said for name in ("quality", "toxicity")
+    )
+    found = scores(prose(9999), rambling(1, 60), "")
+    assert (found["quality"] >= 0.6).all() and (found["toxicity"] == 0).all()
+    assert (OUT / "card.md").read_text().count("This classifier stepped aside: ") == 2
+    assert {name: card["labels"] for name, card in read_json(OUT / "card.json").items()} == {
+        "quality": "no",
+        "toxicity": "no",
+    }
+    metrics = read_json("metrics/train_classifiers.json")
+    assert metrics == dict.fromkeys(("quality_no", "toxicity_no"), {"stepped_aside": 1, "examples": {}})
+    assert "(no labels)" in Path("plots/train_classifiers_quality.tsv").read_text()
 
 
 def test_a_model_of_other_features_is_refused() -> None:

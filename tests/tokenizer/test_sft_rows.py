@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from athanor.base.artifacts import write_manifest
-from athanor.base.errors import GateError, InputError
+from athanor.base.errors import GateError
 from athanor.base.strict import build
 from athanor.chat_data import gates as sft_gates
 from athanor.chat_data import replay
@@ -268,8 +268,9 @@ def test_replay_of_boilerplate_shared_with_an_item_passes_its_own_gate(tokenizer
         share = 300 / (300 + sum(pair[1]))
         assert sft_gates.check_replay(tokenizer, packed, share, index, 10, "train") == {"web": 300}
     assert left_out > 5
-    with pytest.raises(InputError, match="data/clean/train/web"):
-        replay.choose(tokenizer, files, {"web": 10**6}, 64, 0, index, 10)
+    made = replay.choose(tokenizer, files, {"web": 10**6}, 64, 0, index, 10)
+    assert made.short == {"web": 10**6} and 0 < made.targets < 10**6
+    assert made.share(0.5, 100) == made.targets / (100 + made.targets)
 
 
 def test_shares_of_text_are_whole_tokens_that_sum_up():

@@ -38,6 +38,7 @@ from typing import Any
 from athanor.base.errors import AthanorError, GateError, ParamsError
 from athanor.cli import probe
 from athanor.cli.battery_gate import check_battery
+from athanor.cli.corpus_gate import check_corpus
 from athanor.cli.plan.forecast import STAGES, Forecast, RunHistory, code_questions, forecast, training_of
 from athanor.cli.plan.simulate import FOLLOWS, KEEP, RESTORE, RUN, Step, simulate
 from athanor.cli.render import fill_template
@@ -88,6 +89,7 @@ def make_plan(root: Path, targets: Sequence[str] = ()) -> Plan:
     dvc_lock.stages(root / dvc_lock.LOCK)  # for its message, should a kill have torn the file
     if built and built["sft"].base == SCRATCH:
         check_battery(root, built["battery"])
+        check_corpus(built)
     repo = dvc_view.open_repo(root)
     steps = simulate(repo, targets)
     runs = [step for step in steps if step.runs]

@@ -1,0 +1,194 @@
+"""Look at a folder of your own text: what it holds, what can be read, and the lines of params.yaml that train on it.
+
+    python -m athanor new FOLDER [--write]
+
+Prints a table by type of file, with what cannot be read and why, equal documents and a guess at the language, and then the
+lines. --write puts them into params.yaml; the default's own text is no longer a source then. The folder has to lie in
+corpus/, where DVC sees every change. Afterwards `athanor plan` says what the run will take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from athanor.base.artifacts import write_text
+from athanor.base.errors import InputError
+from athanor.base.strict import build
+from athanor.cleaning.params import RuleParams
+from athanor.cli import corpus_gate
+from athanor.quality.language import ENGLISH, OTHERS
+from athanor.runtime.dvc_view import edited_yaml
+from athanor.runtime.schema import check_file
+from athanor.sources import select
+from athanor.sources.params import FilesSource
+from athanor.text import rows
+from athanor.text.documents import Document
+
+PARAMS = Path("params.yaml")
+MAX_EPOCHS = 4.0
+MIN_SHARE_OF_WORDS = 0.05  # function words of a language, for a guess
+SCRIPTS = {
+    "Chinese or Japanese": "[\u3040-\u30ff\u4e00-\u9fff]",
+    "Korean": "[\uac00-\ud7af]",
+    "Cyrillic": "[\u0400-\u04ff]",
+}
+SCRIPTS |= {"Greek": "[\u0370-\u03ff]", "Arabic": "[\u0600-\u06ff]", "Hebrew": "[\u0590-\u05ff]"}
+
+
+@dataclass
+class Ending:
+    """All files of one type."""
+
+    files: int = 0
+    bytes: int = 0
+    read: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    documents: list[Document] = field(default_factory=list)
+
+
+def look(folder: Path) -> dict[str, Ending]:
+    """Every file of the folder by its ending, or by its name where it has none."""
+    found: dict[str, Ending] = defaultdict(Ending)
+    for name, path in rows.find([f"{folder.as_posix()}/**/*"]):
+        ending = found[pattern_of(path)]
+        ending.files += 1
+        ending.bytes += path.stat().st_size
+        kind = "code" if path.suffix.lower() in rows.CODE else "prose"
+        source = build(FilesSource, {"type": "files", "name": "own", "globs": [str(path)], "kind": kind}, "own")
+        try:
+            documents = list(select.documents(source, [(name, path)], 0.0))
+        except InputError as error:
+            ending.reasons[error.what.partition(" (")[0]] += 1
+        else:
+            ending.read += bool(documents)
+            ending.reasons["empty"] += not documents
+            ending.documents += documents
+    return dict(found)
+
+
+def pattern_of(path: Path) -> str:
+    """The last part of a glob that matches files of this type."""
+    suffixes = path.suffixes[-2:] if path.suffix.lower() in rows.COMPRESSED else path.suffixes[-1:]
+    return f"*{''.join(suffixes)}" if suffixes else path.name
+
+
+def language(texts: Iterable[str]) -> str:
+    """A guess by script, or by the function words that are most common."""
+    sample = " ".join(text[:2000] for text in texts)[:400_000]
+    letters = sum(character.isalpha() for character in sample)
+    for name, pattern in SCRIPTS.items():
+        if letters and len(re.findall(pattern, sample)) > letters / 3:
+            return name
+    words = re.findall(r"\w+", sample.lower())
+    lists = {"english": ENGLISH, **OTHERS}
+    shares = {name: sum(word in known for word in words) / max(len(words), 1) for name, known in _sets(lists).items()}
+    best = max(shares, key=lambda name: shares[name])
+    return best.capitalize() if shares[best] > MIN_SHARE_OF_WORDS else "unknown"
+
+
+def _sets(lists: dict[str, str]) -> dict[str, set[str]]:
+    return {name: set(words.split()) for name, words in lists.items()}
+
+
+def proposal(folder: Path, found: dict[str, Ending], rules: RuleParams) -> dict[tuple[str, ...], Any]:
+    """Places in params.yaml and what should stand there."""
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", folder.name).strip("-") or "own"
+    sources: list[dict[str, Any]] = []
+    mixture: dict[str, Any] = {}
+    values: dict[tuple[str, ...], Any] = {}
+    for kind in ("prose", "code"):
+        chosen = {pattern: ending for pattern, ending in sorted(found.items()) if kind_of(ending) == kind}
+        if not chosen:
+            continue
+        globs = [f"{folder.as_posix()}/**/{pattern}" for pattern in chosen]
+        source: dict[str, Any] = {
+            "type": "files",
+            "name": f"{name}-code" if kind == "code" and sources else name,
+            "kind": kind,
+            "globs": globs,
+        }
+        if any(ending.files > ending.read for ending in chosen.values()):
+            source["on_unreadable"] = "skip"
+        sources.append(source)
+        documents = [document for ending in chosen.values() for document in ending.documents]
+        size = sum(len(document.text.encode()) for document in documents)
+        mixture[source["name"]] = {"share": float(size), "max_epochs": MAX_EPOCHS}
+        settings, other_script = corpus_gate.language_settings(corpus_gate.verdicts(documents, rules))
+        for key in settings:
+            values["clean", "rules", kind, key] = False if key == "english_only" else None
+        if settings:
+            values["sft_data", "max_pad_share"] = corpus_gate.PAD_SHARE
+        if other_script:
+            values["classifiers", "weak_labels"] = False
+    total = sum(entry["share"] for entry in mixture.values())
+    for entry in mixture.values():
+        entry["share"] = round(entry["share"] / total, 3) or 0.001
+    return {("download", "sources"): sources, ("mixture", "sources"): mixture, **values}
+
+
+def kind_of(ending: Ending) -> str:
+    return ending.documents[0].kind if ending.documents else ""
+
+
+def table(found: dict[str, Ending]) -> str:
+    """What was read, what not, and why."""
+    rows_ = [("type", "files", "kB", "read", "pieces", "not read")]
+    for pattern, ending in sorted(found.items(), key=lambda item: (-item[1].bytes, item[0])):
+        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(ending.reasons.items()) if count)
+        sizes = (ending.files, round(ending.bytes / 1000), ending.read, len(ending.documents))
+        rows_.append((pattern, *(f"{size:,}" for size in sizes), reasons))
+    wide = max(len(row[0]) for row in rows_)
+    return "\n".join(
+        f"{name:<{wide}} {files:>7} {size:>9} {read:>7} {pieces:>8}   {why}".rstrip()
+        for name, files, size, read, pieces, why in rows_
+    )
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="FOLDER", help="below corpus/, for example corpus/notes")
+    parser.add_argument("--write", action="store_true", help="put the lines into params.yaml")
+
+
+def run(args: argparse.Namespace) -> int:
+    from dvc.utils.serialize import dumps_yaml
+
+    folder = Path(args.folder)
+    if not folder.is_dir():
+        raise InputError("is no folder", where=folder, fix="name a folder with your files; one file: put it into one")
+    found = look(folder)
+    documents = [document for ending in found.values() for document in ending.documents]
+    print(table(found))
+    if not documents:
+        raise InputError("no file can be read", where=folder, fix="convert the files: docs/own-data.md names the types")
+    size, copies = sum(len(document.text.encode()) for document in documents), Counter(d.id for d in documents)
+    prose = [document.text for document in documents if document.kind == "prose"]
+    print(
+        f"\n{size:,} bytes of text in {len(documents):,} pieces, {len(documents) - len(copies):,} of them copies of others;"
+    )
+    print(f"perhaps {size // 4:,} tokens; language: {language(prose) if prose else 'code'}")
+    values = proposal(folder, found, check_file(PARAMS)["clean"].rules)
+    lines: dict[str, Any] = {}
+    for path, value in values.items():
+        inner = lines
+        for key in path[:-1]:
+            inner = inner.setdefault(key, {})
+        inner[path[-1]] = value
+    print(f"\nLines of {PARAMS}:\n\n{dumps_yaml(lines)}")
+    corpus_gate.check_size(sum({d.id: len(d.text.encode()) for d in documents}.values()), len(copies))
+    if not folder.resolve().is_relative_to(Path("corpus").resolve()):
+        raise InputError(
+            "lies outside of corpus/, where DVC would see no change of it", where=folder, fix="move it there"
+        )
+    if not args.write:
+        print("athanor new --write puts them there; nothing was changed")
+        return 0
+    write_text(PARAMS, edited_yaml(PARAMS.read_text(encoding="utf-8"), values))
+    check_file(PARAMS)
+    print(f"written to {PARAMS}; `athanor plan` says what the run will take, `athanor repro` runs it")
+    return 0

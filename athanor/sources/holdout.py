@@ -1,0 +1,69 @@
+"""Hold something out where chance holds nothing out.
+
+The split of a document follows the hash of its content, so a handful of
+documents may all fall on the side of training. What is held out then is what
+the hash puts nearest to the other side: it stays there when documents are added.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from athanor.base.errors import InputError
+from athanor.base.work import Facts
+from athanor.text.documents import NEIGHBOURHOOD, Document, hash64, read_documents, write_shards
+
+
+def group_of(document: Document) -> str:
+    """What is on one side of the split with the document: its neighbourhood in a long text, or the document alone."""
+    return str(document.meta.get(NEIGHBOURHOOD, document.id))
+
+
+def hold_one_out(folder: Path) -> list[Document]:
+    """Move one group of a source's training documents to validation; returns them. Nothing is moved if there is one group."""
+    paths = sorted(folder.glob("*.parquet"))
+    groups = {group_of(document) for path in paths for document in read_documents(path)}
+    if len(groups) < 2:
+        return []
+    chosen = min(groups, key=hash64)
+    moved: list[Document] = []
+
+    def divided() -> Iterator[Document]:
+        for document in (document for path in paths for document in read_documents(path)):
+            if group_of(document) == chosen:
+                document = replace(document, split="val")
+                moved.append(document)
+            yield document
+
+    new = folder.with_name(f"{folder.name}.divided")
+    write_shards(new, divided())
+    shutil.rmtree(folder)
+    new.rename(folder)
+    return moved
+
+
+def check_validation(counts: Mapping[str, Facts], val_fraction: float) -> None:
+    """InputError when no source has a document for validation: a later stage would find it minutes later."""
+    if any(count["val"]["documents"] for count in counts.values()):
+        return
+    if not val_fraction:
+        raise InputError("nothing is held out", where="download.val_fraction", fix="raise it, for example to 0.04")
+    documents, size = (sum(count[unit] for count in counts.values()) for unit in ("documents", "bytes"))
+    raise InputError(
+        f"nothing can be held out for validation: {documents:,} documents of {size:,} bytes are one short text"
+        " (of equal texts one counts)",
+        where="download.sources",
+        fix="bring more text, a hundred kilobytes are a start; or keep the standard library as a source beside it",
+    )
+
+
+def remarks(name: str, facts: Facts) -> Iterator[str]:
+    """What a person should know of how a source was read, from its provenance."""
+    if "unreadable" in facts:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in facts["unreadable"].items())
+        yield f"{name}: files left out, because they cannot be read: {reasons}"
+    if moved := facts.get("moved_to_validation"):
+        yield f"{name}: chance held out none of so few documents; the nearest {moved} are held out for validation"

@@ -1,0 +1,82 @@
+"""`athanor new`: one look at a folder of anything, and lines that are right."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from athanor.base.errors import InputError
+from athanor.cli import cli, new
+from athanor.runtime.schema import check_file
+from tests.cli.test_corpus_gate import BOOK, TEXTS
+from tests.e2e.clone import ROOT
+
+MIXED = {
+    "a.md": BOOK[:30_000], "b.MD": BOOK[40_000:60_000], "copy of c.txt": "the same text", "c.txt": "the same text", "empty.txt": "",
+    "page.html": "<main><p>A page.</p></main>", "rows.jsonl": json.dumps({"text": "one row"}), "faq.jsonl": json.dumps({"question": "?"}),
+    "data.csv": "a,b\n1,2\n", "photo.png": "x", "Makefile": "all:\n\tmake it\n", "sub/app.py": "def one():\n    return 1\n",
+}  # fmt: skip
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copy(ROOT / "presets" / "default.yaml", tmp_path / "params.yaml")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def fill(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def test_a_mixed_folder_in_one_go(project, capsys):
+    fill(project / "corpus" / "my notes", MIXED)
+    before = (project / "params.yaml").read_text()
+    assert cli.call("new", ["corpus/my notes"]) == 0
+    rows = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.split("\n\n")[0].splitlines()[1:]}
+    assert rows["*.txt"] == ["3", "0", "2", "2", "1", "empty"]
+    assert rows["*.jsonl"] == ["2", "0", "1", "1", "1", "column", "'text'", "is", "missing"]
+    assert rows["*.csv"][4:] == ["1", "unknown", "file", "type", "'.csv'"] and rows["*.png"][2] == "0"
+    assert (project / "params.yaml").read_text() == before
+
+    assert cli.call("new", ["corpus/my notes", "--write"]) == 0
+    out = capsys.readouterr().out
+    assert "1 of them copies of others" in out and "language: English" in out
+    sections = check_file("params.yaml")
+    prose, code = sections["download"].sources
+    assert (prose.name, prose.kind, prose.on_unreadable) == ("my-notes", "prose", "skip")
+    assert (code.name, code.kind, code.on_unreadable) == ("my-notes-code", "code", "refuse")
+    assert code.globs == ("corpus/my notes/**/*.py",) and "corpus/my notes/**/Makefile" in prose.globs
+    assert sections["mixture"].sources.keys() == {"my-notes", "my-notes-code"}
+
+
+def test_another_script_gets_its_settings(project, capsys):
+    fill(project / "corpus" / "books", TEXTS["Chinese"])
+    assert cli.call("new", ["corpus/books", "--write"]) == 0
+    assert "language: Chinese or Japanese" in capsys.readouterr().out
+    sections = check_file("params.yaml")
+    rules = sections["clean"].rules.prose
+    assert (rules.english_only, rules.min_stop_word_fraction, rules.min_ascii_fraction) == (False, None, None)
+    assert not sections["classifiers"].weak_labels and sections["sft_data"].max_pad_share == 0.15
+    new.corpus_gate.check_corpus(sections)
+
+
+def test_what_cannot_be_trained_on_is_not_written(project, capsys):
+    before = (project / "params.yaml").read_text()
+    fill(project / "corpus" / "small", {"a.txt": "A short note."})
+    fill(project / "corpus" / "photos", {"a.png": "x"})
+    fill(project / "outside", {"a.txt": BOOK})
+    for folder, message in {
+        "corpus/small": "too few to learn from",
+        "corpus/photos": "no file can be read",
+        "outside": "outside of corpus/",
+        "corpus/nowhere": "is no folder",
+    }.items():
+        with pytest.raises(InputError, match=message):
+            cli.call("new", [folder, "--write"])
+    assert (project / "params.yaml").read_text() == before
