@@ -45,7 +45,7 @@ COMMANDS = {  # name: arguments, what it does
 FIRST = {  # what `athanor --help` shows, in this order; the others are listed by `athanor help --all`
     "Build": ("new", "repro", "plan", "summary", "stop", "preset"),
     "Look at it": ("data", "compare", "health", "ui", "doctor"),
-    "Use it": ("serve", "chat", "promote", "verify"),
+    "Use it": ("serve", "chat", "verify"),
 }
 OF_DEVELOPERS = ("accept", "bench", "deps", "ship")
 MODULE_NAMES = {  # modules that have another name than their command
