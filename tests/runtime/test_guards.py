@@ -137,7 +137,7 @@ def test_the_stages_of_one_repro_share_its_minutes(place):
     done = subprocess.run(command, cwd=place.path, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 75, done.stderr
     assert "athanor repro --max-minutes is used up: stopped at step 1" in done.stderr
-    assert "a stage stopped on request" in done.stderr
+    assert "The same command goes on from there" in done.stderr
 
 
 def test_the_end_of_a_slurm_job_is_a_budget_with_time_left_to_save(tmp_path):

@@ -341,7 +341,8 @@ def test_the_command_shows_publishes_and_remembers_and_download_reads_it(server,
     values["instruct"] = {"seed": 1, "val_fraction": 0.1, "sources": printed["sources"]}
     notes = {"type": "files", "name": "notes", "kind": "prose", "license": "MIT", "globs": ["corpus/seeds/*.md"]}
     notes |= {"text_column": "text", "select": None, "max_document_bytes": 10**6, "min_chars": 1, "min_documents": 1}
-    values["download"] = {"val_fraction": 0.0, "sources": [notes | {"min_bytes": 1}]}
+    (folder / "corpus/seeds/other.md").write_text("A second note, so that one can be held out.\n")
+    values["download"] = {"val_fraction": 0.04, "sources": [notes | {"min_bytes": 1}]}
     YAML().dump(values, folder / "params.yaml")
     download.run(Run("download", "stages.download"))
     rows = list(read_conversations(folder / "data/instruct/chats.jsonl"))
