@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import json
 import os
 import resource
@@ -26,7 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from athanor.base.artifacts import read_json, write_text
-from athanor.cli import live, side, summary
+from athanor.cli import side, summary
 from athanor.cli.battery_gate import check_battery
 from athanor.cli.corpus_gate import check_corpus
 from athanor.cli.data import report
@@ -70,11 +69,7 @@ def main() -> int:
     stages = ("download", *FOREIGN_STAGES) if foreign else None
     since_ms, runs_before = int(time.time() * 1000), summary.runs(root, stages)
     signals: list[int] = []
-    run_command, command = (
-        side.command_runner(signals),
-        [*side.DVC, *(graph_targets(arguments) if foreign else arguments)],
-    )
-    call = functools.partial(live.call, run_command) if live.possible() else run_command
+    call, command = (side.command_runner(signals), [*side.DVC, *(graph_targets(arguments) if foreign else arguments)])
     with foreign_graph(root, base) if foreign else contextlib.nullcontext():
         restarts = RESTARTS if args.supervise else 0
         status, deaths = supervise(root, lambda: call(command, env={**os.environ, **deadline_env}), signals, restarts)

@@ -1,11 +1,7 @@
-"""Progress on long work: a bar on a terminal, a line every half minute elsewhere.
-
-Under `athanor repro` on a terminal (athanor/cli/live.py) lines come every moment, marked and with the share that is done.
-"""
+"""Progress on long work: a bar on a terminal, a line every half minute elsewhere."""
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -14,8 +10,7 @@ from typing import TypeVar
 from athanor.runtime.terminal import say
 
 T = TypeVar("T")
-QUIET_SECONDS, LIVE_SECONDS = 30.0, 0.3
-LIVE, MARK = "ATHANOR_LIVE", "\x1e"
+QUIET_SECONDS = 30.0
 
 
 class Progress:
@@ -25,7 +20,7 @@ class Progress:
         self.total, self.desc, self.unit = total, desc, unit
         self.done = self.start_done = 0.0
         self.started = self.last_said = time.monotonic()
-        self.bar, self.live = None, LIVE in os.environ
+        self.bar = None
         if sys.stderr.isatty():
             from tqdm import tqdm
 
@@ -61,10 +56,9 @@ class Progress:
             self.bar.update(amount)
             return
         now = time.monotonic()
-        if now - self.last_said >= (LIVE_SECONDS if self.live else QUIET_SECONDS):
+        if now - self.last_said >= QUIET_SECONDS:
             self.last_said = now
-            share = f"{self.done / self.total:.3f}" if self.total else ""
-            say(f"{MARK}{share}{MARK}{self.line(now, note)}" if self.live else self.line(now, note))
+            say(self.line(now, note))
 
     def line(self, now: float, note: str = "") -> str:
         rate = (self.done - self.start_done) / max(now - self.started, 1e-9)

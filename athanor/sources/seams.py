@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 CHAPTER, HEADING, GAP, PARAGRAPH, LINE, SENTENCE, WORD = range(7)
-NEIGHBOURHOOD = 4  # pieces of this many full lengths stay together on one side of the split
+NEIGHBOURHOOD_LENGTHS = 4  # pieces of so many full lengths stay together on one side of the split
 _CHAPTER = re.compile(
     r"#\s|(chapter|part|book|kapitel|teil|buch|chapitre|capítulo|capitolo)\s+([0-9]+|[ivxlc]+)\b"
     r"|第[0-9〇一二三四五六七八九十百千]+[章回卷部篇]",
@@ -51,7 +51,7 @@ def pieces(text: str, max_chars: int, code: bool = False) -> list[Piece]:
     found: list[Piece] = []
     number = size = 0
     for section in _cut(text, max_chars, code):
-        limit = NEIGHBOURHOOD * max_chars
+        limit = NEIGHBOURHOOD_LENGTHS * max_chars
         if size + len(section.text) > limit or (section.rank == CHAPTER and 2 * size > limit):
             number, size = number + 1, 0
         found.append(Piece(section.text, number))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -43,6 +44,28 @@ def run(run: Run) -> None:
 if __name__ == "__main__":
     stage_main("toy", run)
 """
+
+
+def test_dvc_goes_on_and_records_the_stage_when_repro_is_killed_on_a_terminal(tmp_path):
+    """Found with a view that read DVC's output through a pipe: killed, it took DVC with it."""
+    (tmp_path / "stages").mkdir()
+    (tmp_path / "params.yaml").write_text(presets.complete(ROOT / "presets" / "micro.yaml"))
+    (tmp_path / "slow.py").write_text(
+        "import time\nopen('started', 'w')\ntime.sleep(3)\nprint('end')\nopen('o', 'w').write('1')\n"
+    )
+    (tmp_path / "dvc.yaml").write_text("stages:\n  slow:\n    cmd: python slow.py\n    outs: [o]\n")
+    env = environment(**QUIET, TERM="xterm")
+    for command in (["git", "init", "-q"], [sys.executable, "-m", "dvc", "init", "-q"]):
+        subprocess.run(command, cwd=tmp_path, env=env, check=True)
+    ours, theirs = pty.openpty()
+    child = subprocess.Popen(REPRO, cwd=tmp_path, env=env, stdin=theirs, stdout=theirs, stderr=theirs)
+    until(lambda: (tmp_path / "started").exists(), "the stage runs")
+    child.kill()
+    child.wait()
+    os.close(theirs)
+    until(lambda: (tmp_path / "dvc.lock").exists(), "DVC has recorded the stage")
+    os.close(ours)
+    assert "slow" in read_yaml(tmp_path / "dvc.lock")["stages"]
 
 
 def test_an_interrupt_of_the_whole_group_lets_the_stage_save(tmp_path):
