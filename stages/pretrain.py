@@ -83,7 +83,8 @@ def run(run: Run) -> None:
     config, vocabulary, schedule, adam, sampler, held_out, inputs = prepare(run, params)
     total, wsd = schedule.total_tokens, params.schedule == "wsd"
     if (rounds := sampler.epochs(total)["epochs"]) > 1:
-        run.note(f"the shards' stream is read {rounds:.1f} times: multiply the epochs of each source by that")
+        once = f"pretrain.tokens: {round(total / rounds)} reads it once"
+        run.note(f"the shards' stream is read {rounds:.1f} times, each source that often times its epochs; {once}")
     result_params = {key: value for key, value in dataclasses.asdict(params).items() if key not in NOT_IN_RESULT}
     trunk_params = {key: value for key, value in result_params.items() if key not in NOT_IN_TRUNK}
     trunk_inputs = {**inputs, "shards": sampler.trunk_manifest}

@@ -9,6 +9,7 @@ and a list of questions to `ask`, which runs this module in a process of its own
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
 import json
 import os
@@ -127,21 +128,29 @@ class Client:
         answer = self._completion(ids, limit, False, {"return_tokens": True})
         return answer["tokens"], answer["stop_type"] == "eos"
 
+    @functools.cached_property
+    def _whole_character(self) -> int:
+        return self.tokens("a")[-1]
+
     def next_logprobs(self, ids: Sequence[int], vocab_size: int, cache: bool) -> list[tuple[int, float]]:
-        """Log probabilities of all ids that may follow, as (id, log probability)."""
-        answer = self._completion(ids, 1, cache, {"n_probs": vocab_size})
+        """Log probabilities of all ids that may follow, as (id, log probability).
+
+        Nothing is reported for a chosen id that ends no character or is an end token, so one that does is forced.
+        """
+        options = {"n_probs": vocab_size, "logit_bias": [[self._whole_character, FORCING_BIAS]]}
+        answer = self._completion(ids, 1, cache, options)
         return [(row["id"], row["logprob"]) for row in answer["completion_probabilities"][0]["top_logprobs"]]
 
     def nats(self, ids: Sequence[int], targets: Sequence[int], vocab_size: int) -> list[float]:
         """Nats of the ids at the positions `targets`. The server gives the next id alone, so each costs a request.
 
-        The target is forced by a bias: the log probability reported for it is from before the bias. An end token may
-        be chosen and not reported; then the whole vocabulary is asked for, which takes a hundred times longer.
+        The target is forced by a bias: the log probability reported for it is from before the bias. Where nothing is
+        reported (see `next_logprobs`), the whole vocabulary is asked for, which takes a hundred times longer.
         """
         nats = []
         for target in targets:
             options = {"n_probs": 1, "logit_bias": [[ids[target], FORCING_BIAS]]}
-            probabilities = self._completion(ids[:target], 1, True, options)["completion_probabilities"][:1]
+            probabilities = self._completion(ids[:target], 1, True, options).get("completion_probabilities", [])[:1]
             rows = [(row["id"], row["logprob"]) for row in probabilities]
             if [number for number, _ in rows] != [ids[target]]:
                 rows = self.next_logprobs(ids[:target], vocab_size, True)

@@ -45,6 +45,8 @@ def test_measures_are_tokens_and_shares_of_the_run():
 
 def test_a_recipe_in_line_has_no_warning():
     assert check(GOOD) == []
+    # A weak decay does no harm, and a short run is what a little text allows.
+    assert check(dataclasses.replace(GOOD, weight_decay=0.01)) == check(dataclasses.replace(GOOD, tokens=150_000)) == []
     large = Recipe(10_000_000_000, 524_288, 1e-3, 0.9, 0.98, 0.1, 100_000_000, 500_000_000)
     assert check(large) == []
     # 0.95 at a large batch is usual, and no warning even where the run is short for it.
@@ -56,11 +58,9 @@ def test_a_recipe_in_line_has_no_warning():
     [
         ({"beta2": 0.6}, "short"),
         ({"beta2": 0.9999}, "long"),
-        ({"weight_decay": 0.01}, "hardly acts"),
         ({"weight_decay": 0.9, "lr": 0.1}, "forgets most of the run"),
         ({"warmup_tokens": 300_000}, "more than 20%"),
         ({"warmup_tokens": 20_000}, "before the second moment has settled"),
-        ({"tokens": 150_000}, "73 steps are few"),
         # 32k-token batches with 0.95 for billions of tokens: a memory of 13 steps.
         ({"tokens": 10**10, "batch_tokens": 32768, "beta2": 0.95, "warmup_tokens": 10**8, "parameters": 5 * 10**8,
           "lr": 6e-4, "weight_decay": 0.02}, "short"),
@@ -79,13 +79,13 @@ def test_the_beta2_that_a_warning_names_has_no_warning(changes):
     assert not [line for line in check(dataclasses.replace(recipe, beta2=named)) if line.startswith("beta2")]
 
 
-@pytest.mark.parametrize("changes", [{"weight_decay": 0.01}, {"weight_decay": 0.9, "lr": 0.1}])
+@pytest.mark.parametrize("changes", [{"weight_decay": 0.9, "lr": 0.1}])
 def test_the_weight_decay_that_a_warning_names_has_no_warning(changes):
     recipe = dataclasses.replace(GOOD, **changes)
     (warning,) = check(recipe)
     named = float(warning.split()[-1])
     # Named to two digits: a little to the safe side of it.
-    nudged = named * (1.03 if "raise" in warning else 0.97)
+    nudged = named * 0.97
     assert check(dataclasses.replace(recipe, weight_decay=nudged)) == []
 
 

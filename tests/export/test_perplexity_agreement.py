@@ -64,6 +64,24 @@ def test_llama_cpp_gives_the_same_number(file_type, tolerance, case, text, wante
     assert found.measured.bits_per_byte == pytest.approx(expected.measured.bits_per_byte, rel=0.01)
 
 
+def test_the_first_byte_of_a_character_may_be_the_likeliest_id(untied, tmp_path):
+    """llama.cpp's server reports no probabilities for a chosen id that ends no character: a German model's export failed."""
+    pytest.importorskip("xllamacpp")
+    tokenizer = untied.source.tokenizer
+    rows = np.zeros_like(gguf_writer.tensors(untied.source)["output.weight"])
+    first, other = (tokenizer.processor.piece_to_id(piece) for piece in ("<0xE4>", "<0xE5>"))
+    rows[first, 0], rows[other, 0] = 9.0, -9.0
+    write_altered(tmp_path / "model.gguf", untied.source, arrays={"output.weight": rows})
+    ids, size = tokenizer.encode("Now "), tokenizer.vocab_size
+    answers = llamacpp.ask(
+        tmp_path / "model.gguf", {"next_logprobs": [[ids, size, False]], "nats": [[[*ids, first], [len(ids)], size]]},
+        context_tokens=CONTEXT, exact=True, threads=1, timeout_seconds=60,
+    )  # fmt: skip
+    logprobs = dict(answers["next_logprobs"][0])
+    assert len(logprobs) == size and max(logprobs, key=logprobs.__getitem__) in (first, other)
+    assert answers["nats"][0] == pytest.approx([-logprobs[first]], abs=1e-5)
+
+
 # -- traps ------------------------------------------------------------------
 
 

@@ -80,11 +80,10 @@ class Step:
     def reasons(self) -> list[str]:
         """In words, parameters first; long lists are cut."""
         if self.unrecorded:
-            lines = ["first run"] if self.runs else ["not in dvc.lock"]
-        else:
-            code = [c for c in self.changes if c.kind == "file" and is_code(c.name) and c.what == "changed"]
-            others = sorted((c for c in self.changes if c not in code), key=lambda change: change.kind != "parameter")
-            lines = [*map(str, others), *([f"code changed: {_short_list([c.name for c in code])}"] if code else [])]
+            return ["first run"] if self.runs else ["not in dvc.lock"]
+        code = [c for c in self.changes if c.kind == "file" and is_code(c.name) and c.what == "changed"]
+        others = sorted((c for c in self.changes if c not in code), key=lambda change: change.kind != "parameter")
+        lines = [*map(str, others), *([f"code changed: {_short_list([c.name for c in code])}"] if code else [])]
         return lines + ([f"made anew before it: {_short_list(self.pending_inputs)}"] if self.pending_inputs else [])
 
 
