@@ -71,7 +71,10 @@ def read_beginning(source: FilesSource) -> tuple[list[Document], bool]:
 
 
 def verdicts(documents: list[Document], params: RuleParams) -> Counter[str]:
-    """How many of some documents each rule would drop; what the classifiers say is not known yet."""
+    """How many characters of some documents each rule would drop; what the classifiers say is not known yet.
+
+    Not how many documents: the fixtures of a repository are many and small, and what they lose is little.
+    """
     chosen = documents[:: max(len(documents) // JUDGED, 1)]
     if not chosen:
         return Counter()
@@ -79,13 +82,16 @@ def verdicts(documents: list[Document], params: RuleParams) -> Counter[str]:
     columns = rules.measure(texts, tokenise(texts))
     columns |= {"quality": np.ones(len(texts)), "toxicity": np.zeros(len(texts))}
     reason, _ = rules.verdicts(columns, [document.kind for document in chosen], params)
-    counts = Counter({rules.RULES[number]: int((reason == number).sum()) for number in np.unique(reason[reason >= 0])})
-    counts[""] = int((reason < 0).sum())
+    sizes = np.array([len(text) for text in texts])
+    counts = Counter(
+        {rules.RULES[number]: int(sizes[reason == number].sum()) for number in np.unique(reason[reason >= 0])}
+    )
+    counts[""] = int(sizes[reason < 0].sum())
     return counts
 
 
 def language_settings(counts: Counter[str]) -> tuple[list[str], bool]:
-    """The keys of a kind's rules to set where most documents are of another language, and whether of another script."""
+    """The keys of a kind's rules to set where most of the text is of another language, and whether of another script."""
     found = {rules.NOT_ENGLISH, "few_stop_words", *NOT_ASCII} & counts.keys()
     if not found or 2 * counts[""] >= counts.total():
         return [], False
@@ -106,7 +112,7 @@ def check_rules(source: FilesSource, documents: list[Document], params: RulePara
         fix = f"for text in another language than English add there {lines}; and set sft_data.max_pad_share to {PAD_SHARE}"
     if script:
         fix += " and classifiers.weak_labels to false, which teach nothing where words are not set apart by spaces"
-    what = f"rule '{worst}' would drop {dropped} of {counts.total()} documents of source '{source.name}'"
+    what = f"rule '{worst}' would drop {dropped / counts.total():.0%} of the text of source '{source.name}'"
     raise InputError(what, where=f"clean.rules.{source.kind}", fix=fix)
 
 

@@ -35,6 +35,7 @@ TEXTS: dict[str, dict[str, str]] = {
     "3 kB": {"note.txt": BOOK[:3000]},
     "ten tiny ones": {f"{n}.md": f"The lamp number {n} stands in the cellar beside the stove.\n" for n in range(10)},
     "all duplicates": {f"{n}.md": BOOK[:4000] for n in range(60)},
+    "a book among fixtures": {"book.md": BOOK} | {f"{n}.txt": f"golden row {n}" for n in range(100)},
     "German": {"buch.txt": sentences(GERMAN, ". ", " ")},
     "Chinese": {"书.txt": sentences(CHINESE, "。", "，")},
 }
