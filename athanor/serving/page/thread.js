@@ -1,5 +1,6 @@
 // Draws the conversation and keeps the reader's place in it.
 
+import { openAbout } from "./about.js";
 import { live, shownPath } from "./chat.js";
 import { submit } from "./composer.js";
 import { $, h } from "./dom.js";
@@ -113,5 +114,7 @@ function welcome() {
   return [h("div", { class: "welcome" }, h("img", { src: "/page/icon.svg", alt: "", width: "56", height: "56" }),
     h("h1", {}, "Talk to your model"),
     h("p", { class: "muted" }, "It is small, it is yours, and it runs right here."),
-    cards.length > 0 && h("div", { class: "cards" }, cards))];
+    cards.length > 0 && h("div", { class: "cards" }, cards),
+    chosenModels().length > 0 && h("button", { type: "button", class: "text more", onclick: () => openAbout(chosenModels()[0]) },
+      "What it was taught, and what it is made of"))];
 }
