@@ -130,9 +130,6 @@ class Models:
         """Events of one answer (docs/serving.md); closing the iterator cancels it. NoModel for an unknown model."""
         return self.metrics.counted(model, self._answer(self._entry(model), request))
 
-    def backend(self, model: str) -> str:
-        return self._entry(model).model.backend
-
     def about(self, model: str) -> dict[str, Any]:
         """What is known of a model (about.py). NoModel for an unknown one."""
         return about(self.root, self._entry(model).model)

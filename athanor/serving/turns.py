@@ -127,8 +127,10 @@ class Turn:
     async def _forward_events(self, column: int, name: str, progress: _AnswerProgress, request: Request) -> None:
         """Pass on the events of one answer until its last one, which waits until the answer is stored."""
         try:
-            if self.models.backend(name) == TRANSFORMERS:  # which tells no probabilities
-                request = replace(request, steering={})
+            if request.steering and (name, TRANSFORMERS) in [
+                (one["id"], one["backend"]) for one in self.models.states()
+            ]:
+                request = replace(request, steering={})  # it tells no probabilities
             async with aclosing(self.models.answer(name, request)) as events:
                 async for event in events:
                     progress.update(event)

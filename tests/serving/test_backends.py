@@ -16,6 +16,7 @@ from athanor.decoding.generate import generate
 from athanor.decoding.prompting import end_ids, fit
 from athanor.export.gguf_reader import read_header
 from athanor.serving.backends.base import Request, Stops
+from athanor.serving.backends.torch_backend import open_backend as open_exact
 from athanor.text.conversations import Message
 from athanor.tokenizer.chat import prompt_ids
 from athanor.tokenizer.tokenizer import Tokenizer
@@ -27,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "adapters"))
 import base_gguf
 import tiny as foreign
 
+EXACT = {"device": "cpu", "threads": 1, "rows": 1, "cache_bytes": 1 << 28}
 PATIENCE = 120.0  # seconds; only a test that fails waits this long
 HELLO = (Message("user", "hello"),)
 
@@ -206,6 +208,21 @@ def test_a_cancelled_answer_ends_early_and_the_model_answers_again(which, reques
                 assert time.monotonic() < end, "llama.cpp goes on with what nobody reads"
     assert ask(limit=3)[-1]["tokens"] <= 3
     ask.backend.cancel(99)  # long over
+
+
+def test_llama_cpp_tells_the_probabilities_of_the_exact_weights(decided, llamas):
+    model, tokenizer, export = decided
+    request = Request(question(5), 6, {"temperature": 0}, (), 1, {"top_logprobs": 2})
+    told = []
+    for backend in (llamas(export / "model-f32.gguf"), open_exact({"path": str(export / "hf"), **EXACT})):
+        events = queue.Queue()
+        backend.submit(request, events.put)
+        told.append([row for event in collect(events) for row in event.get("logprobs", [])])
+    theirs, ours = told
+    assert len(theirs) == len(ours) > 1
+    for one, other in zip(theirs, ours, strict=True):
+        assert (one["token"], one["bytes"]) == (other["token"], other["bytes"])
+        assert one["logprob"] == pytest.approx(other["logprob"], abs=1e-3) and len(one["top_logprobs"]) == 2
 
 
 def test_answers_are_made_side_by_side(endless):

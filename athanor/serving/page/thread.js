@@ -92,6 +92,7 @@ function during(chat, now) {
 }
 
 function columns(answers, hint) {
+  answers.forEach((answer, at) => answer.querySelector(".who").append(h("span", { class: "which" }, `${at + 1} of ${answers.length}`)));
   return h("div", { class: "comparison" }, h("div", { class: "pair", tabindex: "0", role: "group", "aria-label": "Two answers" }, answers),
     hint && h("p", { class: "muted hint" }, hint));
 }
