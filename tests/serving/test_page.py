@@ -294,6 +294,7 @@ def test_the_panel_about_a_model_tells_its_card_and_asks_what_it_was_taught(
             reader.page.set_viewport_size(PHONE)
         reader.press(re.compile("What it was taught"))
         assert reader.page.evaluate(WIDE)[1] == []
+        assert reader.page.locator(".example").first.bounding_box()["height"] >= 44
         reader.press(PLAIN[0], exact=True)
         reader.answered()
         assert reader.answers() == [PLAIN[1]]
