@@ -20,6 +20,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 DESKTOP, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
 CODE = "Write a Python function add_13(x) that returns x plus 13."
 SUM, WHO, HARD = "Compute 48 + 89 column by column.", "Who are you?", "What is 3 + 4?"
+UNKNOWN = "What is the capital of France?"
 
 
 def main() -> int:
@@ -47,6 +48,11 @@ def take_all(browser: Browser, url: str, out: Path) -> None:
     ask(page, SUM)
     ask(page, CODE)
     take(page, out / "chat-desktop.png")
+    page.click("#model-0")
+    page.get_by_role("menuitem", name="About").click()
+    page.wait_for_selector("dialog.about")
+    take(page, out / "chat-about.png")
+    page.keyboard.press("Escape")
     ask(page, HARD)
     page.get_by_role("button", name="Bad answer").last.click()
     page.fill(".better textarea", "3 + 4 = 7")
@@ -66,6 +72,11 @@ def take_all(browser: Browser, url: str, out: Path) -> None:
     page.click("#settings")
     page.wait_for_selector("dialog.drawer")
     take(page, out / "chat-settings-dark.png")
+    page.click("#set-chances")
+    page.keyboard.press("Escape")
+    ask(page, UNKNOWN)
+    page.locator(".token").first.focus()
+    take(page, out / "chat-probabilities.png")
     page = visit(browser, url, viewport=PHONE, has_touch=True, is_mobile=True, device_scale_factor=2)
     ask(page, CODE)
     take(page, out / "chat-phone.png")

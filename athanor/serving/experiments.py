@@ -8,7 +8,7 @@ from pathlib import Path
 
 from athanor.runtime.facts import git
 
-EXPORT, HF_DIR = "models/export", "hf"
+EXPORT, HF_DIR, CARD = "models/export", "hf", "MODEL_CARD.md"
 WEIGHTS_OF = {EXPORT: "models/sft", "models/lora-export": "models/lora"}  # an export and the weights it is made from
 _NAMED = re.compile(r"refs/exps/[0-9a-f]{2}/[0-9a-f]{38}/(.+)")
 
@@ -56,7 +56,10 @@ def export_of(lock: str) -> tuple[str, int] | None:
 
 
 def cached(cache: Path, md5: str) -> dict[str, Path] | None:
-    """Files of an export's `hf/` and where the cache has them, whether or not they are there; None without the list."""
+    """Files of an export's `hf/`, and its card, and where the cache has them, whether or not they are there.
+
+    None without the list.
+    """
     path = cache / md5[:2] / f"{md5[2:]}.dir"
     try:
         rows = json.loads(path.read_bytes())
@@ -67,5 +70,5 @@ def cached(cache: Path, md5: str) -> dict[str, Path] | None:
     return {
         name.removeprefix(f"{HF_DIR}/"): cache / checksum[:2] / checksum[2:]
         for name, checksum in md5_of.items()
-        if re.fullmatch(rf"{HF_DIR}/[\w-][\w.-]*", name) and re.fullmatch("[0-9a-f]{32}", checksum)
+        if re.fullmatch(rf"{CARD}|{HF_DIR}/[\w-][\w.-]*", name) and re.fullmatch("[0-9a-f]{32}", checksum)
     }

@@ -19,6 +19,7 @@ from typing import Any
 from athanor.base.artifacts import read_json
 from athanor.base.errors import AthanorError, InputError, suggest
 from athanor.runtime.machine import free_memory_bytes
+from athanor.serving.about import about
 from athanor.serving.backends.base import Request
 from athanor.serving.discover import CONFIG, LLAMA_CPP, TORCH, AvailableModel, materialise, problem_of
 from athanor.serving.metrics import Metrics
@@ -126,11 +127,18 @@ class Models:
         return (usable or list(self._entries))[0]
 
     def answer(self, model: str, request: Request) -> AsyncIterator[dict[str, Any]]:
-        """Events of one answer (docs/serving.md); closing the iterator cancels it. InputError for an unknown model."""
+        """Events of one answer (docs/serving.md); closing the iterator cancels it. NoModel for an unknown model."""
+        return self.metrics.counted(model, self._answer(self._entry(model), request))
+
+    def about(self, model: str) -> dict[str, Any]:
+        """What is known of a model (about.py). NoModel for an unknown one."""
+        return about(self.root, self._entry(model).model)
+
+    def _entry(self, model: str) -> _ModelEntry:
         if model not in self._entries:
             fix = suggest(model, self._entries, "make a model first: make repro")
             raise NoModel(f"there is no model '{model}'", where="model", fix=fix)
-        return self.metrics.counted(model, self._answer(self._entries[model], request))
+        return self._entries[model]
 
     async def _answer(self, entry: _ModelEntry, request: Request) -> AsyncIterator[dict[str, Any]]:
         self._request_count += 1

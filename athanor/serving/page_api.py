@@ -39,6 +39,7 @@ class StrictBody(BaseModel):
 class SamplingBody(SamplingFields, StrictBody):
     seed: int | None = Field(None, ge=0, le=2**32 - 1)
     max_new_tokens: int | None = Field(None, ge=1, le=10_000_000)
+    top_logprobs: int | None = Field(None, ge=0, le=20)  # so many likely tokens are told at each step
 
     def settings(self) -> dict[str, Any]:
         return self.model_dump(exclude_none=True)
@@ -59,6 +60,7 @@ class AnswersBody(StrictBody):
     content: Content | None = None
     parent: Id | None = None
     user: Id | None = None
+    begun: Id | None = None  # an answer to that question, to be gone on with
     models: Names | None = None
     sampling: SamplingBody | None = None
 
@@ -68,6 +70,8 @@ class AnswersBody(StrictBody):
             raise ValueError('send "content" for a new question, or "user" for one that is there')
         if self.user is not None and "parent" in self.model_fields_set:
             raise ValueError('"parent" goes with "content"')
+        if self.begun is not None and (self.user is None or len(self.models or ()) != 1):
+            raise ValueError('"begun" goes with "user" and one of "models"')
         if self.content is not None and not self.content.strip():
             raise ValueError("the question is empty")
         return self
@@ -114,6 +118,10 @@ def page_router(store: Store, models: Models, limit: Limit, *, version: str = ""
     async def state() -> dict[str, Any]:
         default = next(iter(turns.default_names()), None)
         return {"version": version, "models": models.states(), "default_model": default}
+
+    @router.get("/models/{model:path}/about")
+    async def about(model: str) -> dict[str, Any]:
+        return await in_thread(models.about, model)
 
     @router.get("/chats")
     async def chats(request: Request) -> dict[str, Any]:
@@ -174,7 +182,7 @@ def page_router(store: Store, models: Models, limit: Limit, *, version: str = ""
         sampling = body.sampling.settings() if body.sampling else None
         limit.begin()
         try:
-            turn = await turns.start(chat, question, names=body.models, sampling=sampling)
+            turn = await turns.start(chat, question, names=body.models, sampling=sampling, begun=body.begun)
 
             async def on_end() -> None:
                 turn.stop()  # it stores by itself

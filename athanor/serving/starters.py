@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from athanor.base.artifacts import manifest_digest, read_json
 from athanor.base.errors import AthanorError
@@ -18,46 +19,71 @@ from athanor.base.errors import AthanorError
 EVALUATION, ANSWERS, CHAT_MODEL = Path("data/eval"), "battery.jsonl", "sft"
 MOST, MOST_CHARS, LEAST_RIGHT = 4, 90, 0.5
 FIRST = "identity"
+LIKELIHOOD, WRITTEN = "likelihood", "written"  # texts that it goes on with, and items by hand: neither is trained on
 SENTENCE = re.compile(r"[A-Z].*[^.?!][.?!]")
+
+
+class Topic(NamedTuple):
+    """A category of the battery: how its answers are judged, whether questions like these were trained on, the share
+    of right answers, and a question answered rightly."""
+
+    name: str
+    kind: str
+    taught: bool
+    share: float
+    question: str
 
 
 def starters(path: Path) -> list[dict[str, str]]:
     """Up to four questions, each with its category; `path` is a file or folder of models/export in a checkout."""
-    export = path.parent
+    best_first = [topic for topic in topics(path) if topic.share >= LEAST_RIGHT and SENTENCE.fullmatch(topic.question)]
+    # One question of each kind of answer before a second one.
+    kinds = list(dict.fromkeys(topic.kind for topic in best_first))
+    first = [next(topic for topic in best_first if topic.kind == kind) for kind in kinds]
+    chosen = [*first, *(topic for topic in best_first if topic not in first)][:MOST]
+    return [{"title": topic.name.replace("_", " ").capitalize(), "text": topic.question} for topic in chosen]
+
+
+def checkout_of(path: Path) -> Path | None:
+    """The checkout that a file or folder of models/export lies in, if its evaluation is of these very weights."""
+    with suppress(AthanorError, OSError, KeyError, ValueError, AttributeError, IndexError):
+        root = path.parents[2]
+        lineage = read_json(path.parent / "hf" / "athanor.json")["lineage"]
+        return root if lineage.get("eval") == manifest_digest(root / EVALUATION) else None
+    return None
+
+
+def topics(path: Path) -> tuple[Topic, ...]:
+    """What the model was asked in its evaluation, itself first and then what it answers best."""
+    if (root := checkout_of(path)) is None:
+        return ()
     try:
-        lineage = read_json(export / "hf" / "athanor.json")["lineage"]
-        evaluation = export.parents[1] / EVALUATION
-        if lineage.get("eval") != manifest_digest(evaluation):
-            return []
-        return [dict(row) for row in _answered(evaluation / ANSWERS, lineage["eval"])]
-    except (AthanorError, OSError, KeyError, ValueError, AttributeError, IndexError):
-        return []
+        return _topics(root / EVALUATION / ANSWERS, manifest_digest(root / EVALUATION))
+    except (AthanorError, OSError, KeyError, ValueError, AttributeError):
+        return ()
 
 
 @lru_cache(maxsize=8)
-def _answered(path: Path, digest: str) -> tuple[dict[str, str], ...]:
+def _topics(path: Path, digest: str) -> tuple[Topic, ...]:
     categories: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for line in path.read_text(encoding="utf-8").splitlines():
         if (row := json.loads(line))["model"] == CHAT_MODEL:
             categories[row["category"]].append(row)
-    rights = {name: sum(bool(row["correct"]) for row in rows) / len(rows) for name, rows in categories.items()}
-    best_first = sorted(categories, key=lambda name: (name != FIRST, -rights[name], name))
-    chosen: dict[str, str] = {}
-    kinds: set[str] = set()  # of answers: one question of each before a second one
-    for again in (False, True):
-        for name in best_first:
-            kind = categories[name][0]["kind"]
-            question = _shortest(categories[name])
-            if rights[name] < LEAST_RIGHT or not question or name in chosen or (kind in kinds and not again):
-                continue
-            if len(chosen) < MOST:
-                chosen[name] = question
-                kinds.add(kind)
-    return tuple({"title": name.replace("_", " ").capitalize(), "text": text} for name, text in chosen.items())
+    found = [
+        Topic(
+            name,
+            rows[0]["kind"],
+            rows[0]["kind"] != LIKELIHOOD and any(row.get("origin") != WRITTEN for row in rows),
+            sum(bool(row["correct"]) for row in rows) / len(rows),
+            _shortest(rows),
+        )
+        for name, rows in categories.items()
+    ]
+    return tuple(sorted(found, key=lambda topic: (topic.name != FIRST, -topic.share, topic.name)))
 
 
 def _shortest(rows: list[dict[str, Any]]) -> str:
-    """A question of one sentence or more that was answered rightly; "" if there is none."""
+    """A question that was answered rightly, of whole sentences if there is such; "" if there is none."""
     alone = (row["prompt"][0]["content"] for row in rows if row["correct"] and len(row["prompt"]) == 1)
-    fitting = [text for text in alone if len(text) <= MOST_CHARS and SENTENCE.fullmatch(text)]
-    return min(fitting, key=lambda text: (len(text), text), default="")
+    fitting = [text for text in alone if len(text) <= MOST_CHARS and "\n" not in text]
+    return min(fitting, key=lambda text: (not SENTENCE.fullmatch(text), len(text), text), default="")

@@ -79,10 +79,8 @@ class Store:
     def _snippet(self, db: sqlite3.Connection, chat: str, words: list[str]) -> str | None:
         """A snippet of the first message with the most of the words; None where only the title has them."""
         hits = " + ".join(["(instr(folded, ?) > 0)"] * len(words))
-        row = db.execute(
-            f"SELECT content, {hits} AS hits FROM messages WHERE chat = ? ORDER BY hits DESC, id LIMIT 1",
-            [*words, chat],
-        ).fetchone()
+        query = f"SELECT content, {hits} AS hits FROM messages WHERE chat = ? ORDER BY hits DESC, id LIMIT 1"
+        row = db.execute(query, [*words, chat]).fetchone()
         return snippet(row["content"], words) if row is not None and row["hits"] else None
 
     def create(
@@ -93,7 +91,7 @@ class Store:
         models: Sequence[str] = (),
         sampling: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """A new chat without messages. Without a title it takes that of its first question."""
+        """A new chat without messages. Without a title it takes one from its first questions."""
         chat, now, title = secrets.token_hex(8), timestamp(), title.strip()
         row = (chat, title, fold(title), system, json.dumps(list(models)), json.dumps(dict(sampling or {})), now, now)
         with self._file.write() as db:
@@ -111,7 +109,7 @@ class Store:
             return self._chat(db, chat)
 
     def update(self, chat: str, **changes: Any) -> dict[str, Any]:
-        """Change title, system, models, sampling or leaf. An empty title is the one of the first question again.
+        """Change title, system, models, sampling or leaf. An empty title is the one of the first questions again.
 
         A leaf that is a question stands for its newest answer: what is shown ends with an answer.
         """
@@ -170,9 +168,9 @@ class Store:
             if isinstance(question, tuple):
                 parent, text = question
                 self._check(db, chat, parent, "assistant", "parent")
+                own = title and title != self._first_title(db, chat)  # given by hand
                 question = self._insert(db, chat, parent, "user", text, None, None, now)
-                if not title:
-                    title = title_of(text)
+                title = title if own else self._first_title(db, chat)
             else:
                 self._check(db, chat, question, "user", "user")
             answer = self._insert(db, chat, question, "assistant", content, model, json.dumps(dict(stats)), now)
@@ -181,6 +179,13 @@ class Store:
                 (title, fold(title), now, shown, answer, chat),
             )
             return self._message(db, question), self._message(db, answer)
+
+    def extend(self, message: int, content: str, stats: Mapping[str, Any]) -> dict[str, Any]:
+        """Give an answer that was gone on with its whole text; what was said about it stays."""
+        values = (content, fold(content), json.dumps(dict(stats)), message)
+        with self._file.write() as db:
+            db.execute("UPDATE messages SET content = ?, folded = ?, stats = ? WHERE id = ?", values)
+            return self._message(db, message)
 
     def check_turn(self, chat: str, question: int | tuple[int | None, str]) -> list[dict[str, Any]]:
         """The stored messages that a turn goes on from (a stored question is the last); raises what `answer` would."""
@@ -206,9 +211,8 @@ class Store:
                 raise InputError(
                     "the correction is the answer itself", where="correction", fix="write what it should have said"
                 )
-            status = None if correction is None else "candidate"
-            if correction is not None and correction == old["correction"]:
-                status = old["status"]
+            same = correction is not None and correction == old["correction"]
+            status = old["status"] if same else correction and "candidate"
             db.execute(
                 "UPDATE messages SET verdict = ?, correction = ?, status = ? WHERE id = ?",
                 (verdict, correction, status, message),
@@ -263,8 +267,8 @@ class Store:
         }
 
     def _first_title(self, db: sqlite3.Connection, chat: str) -> str:
-        row = db.execute("SELECT content FROM messages WHERE chat = ? ORDER BY id LIMIT 1", (chat,)).fetchone()
-        return title_of(row["content"]) if row is not None else ""
+        query = "SELECT content FROM messages WHERE chat = ? AND role = 'user' ORDER BY id LIMIT 8"
+        return title_of(*(row["content"] for row in db.execute(query, (chat,))))
 
     def _role(self, db: sqlite3.Connection, chat: str, message: int, where: str) -> str:
         row = db.execute("SELECT role FROM messages WHERE id = ? AND chat = ?", (message, chat)).fetchone()

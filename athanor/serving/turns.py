@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from athanor.base.errors import AthanorError, InputError, suggest
-from athanor.serving.backends.base import Request
+from athanor.serving.backends.base import UNFINISHED_CHARACTER, Request
+from athanor.serving.discover import TRANSFORMERS
 from athanor.serving.models import Models
 from athanor.serving.requests import Refused
 from athanor.serving.store import Store
@@ -33,6 +35,7 @@ class _AnswerProgress:
     """What one model has answered so far."""
 
     texts: list[str] = field(default_factory=list)
+    likely: list[Any] = field(default_factory=list)  # of each token its text, probability and the likeliest ones
     tokens: int = 0
     prompt_tokens: int | None = None
     forgotten: int | None = None
@@ -40,6 +43,7 @@ class _AnswerProgress:
     final_event: Event | None = None  # the "end" or "error"
 
     def update(self, event: Event) -> None:
+        self.likely += map(_likely, event.pop("logprobs", ()))
         if event["type"] == "start":
             self.prompt_tokens, self.forgotten = event["prompt_tokens"], event["forgotten"]
             self.started_at = time.monotonic()
@@ -66,6 +70,7 @@ class Turn:
         self._message_ids: dict[int, int] = {}  # column of the page -> id of the stored answer
         self._stored_question: Event | None = None  # the question as stored
         self._question: Question = 0
+        self._begun: Event | None = None  # the stored answer that is gone on with
 
     def stop(self) -> None:
         self._stop.set()
@@ -84,9 +89,9 @@ class Turn:
         while (event := await self._queue.get()) is not None:
             yield event
 
-    async def run(self, question: Question, names: Sequence[str], request: Request) -> None:
+    async def run(self, question: Question, names: Sequence[str], request: Request, begun: Event | None = None) -> None:
         """Have every model of `names` answer, and store what they say. Raises nothing but cancellation."""
-        self._question = question
+        self._question, self._begun = question, begun
         try:
             await asyncio.gather(*(self._answer_column(column, name, request) for column, name in enumerate(names)))
             with suppress(AthanorError):  # the chat may have been deleted by now
@@ -122,6 +127,10 @@ class Turn:
     async def _forward_events(self, column: int, name: str, progress: _AnswerProgress, request: Request) -> None:
         """Pass on the events of one answer until its last one, which waits until the answer is stored."""
         try:
+            if request.steering and (name, TRANSFORMERS) in [
+                (one["id"], one["backend"]) for one in self.models.states()
+            ]:
+                request = replace(request, steering={})  # it tells no probabilities
             async with aclosing(self.models.answer(name, request)) as events:
                 async for event in events:
                     progress.update(event)
@@ -144,6 +153,10 @@ class Turn:
             return {**final_event, "message": None}
         stats = {name: final_event[name] for name in ("tokens", "seconds", "reason")}
         stats |= {"prompt_tokens": progress.prompt_tokens, "forgotten": progress.forgotten}
+        if progress.likely:
+            stats["likely"] = progress.likely
+        if self._begun is not None:
+            return {**final_event, "message": await self._store_more(self._begun, content, stats)}
         async with self._storing:  # the first to store brings the question with it, the second finds it there
             # Of two answers the first stored is shown, until that of column 0 is there; then a person picks.
             shown = column == 0 or not self._message_ids
@@ -153,6 +166,16 @@ class Turn:
             self._question, self._stored_question = stored_question["id"], stored_question
             self._message_ids[column] = answer["id"]
         return {**final_event, "message": answer}
+
+    async def _store_more(self, begun: Event, content: str, stats: Event) -> Event:
+        """Store the rest of an answer with its beginning; returns the whole. Counts are those of both."""
+        before = begun["stats"] or {}
+        for name in ("tokens", "seconds"):
+            stats[name] = round(stats[name] + before.get(name, 0), 3)
+        if "likely" in stats:  # of the beginning they may not be known
+            known = before.get("likely", [[begun["content"], None, []]])
+            stats["likely"] = known + stats["likely"]
+        return await asyncio.to_thread(self.store.extend, begun["id"], begun["content"] + content, stats)
 
 
 class Turns:
@@ -164,9 +187,18 @@ class Turns:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(
-        self, chat: str, question: Question, *, names: Sequence[str] | None, sampling: dict[str, Any] | None
+        self,
+        chat: str,
+        question: Question,
+        *,
+        names: Sequence[str] | None,
+        sampling: dict[str, Any] | None,
+        begun: int | None = None,
     ) -> Turn:
-        """Begin a turn; Refused (409) if the chat has one. Names and sampling of None are the chat's own."""
+        """Begin a turn; Refused (409) if the chat has one. Names and sampling of None are the chat's own.
+
+        `begun`: an answer to the stored question that one model goes on with.
+        """
         while (running := self._turns.get(chat)) is not None:
             if not running.stopping or not await running.wait():
                 raise Refused(409, "this chat is being answered", "wait for the end, or stop it")
@@ -176,15 +208,23 @@ class Turns:
             stored_chat = await asyncio.to_thread(self.store.chat, chat)
             names = self.check_names(names or stored_chat["models"])
             sampling = dict(stored_chat["sampling"] if sampling is None else sampling)
-            limit = sampling.pop("max_new_tokens", None)
+            limit, likely = sampling.pop("max_new_tokens", None), sampling.pop("top_logprobs", None)
+            steering = {} if likely is None else {"top_logprobs": likely}
             messages = [Message("system", stored_chat["system"])] if stored_chat["system"].strip() else []
             messages += [Message(message["role"], message["content"]) for message in history]
             if isinstance(question, tuple):
                 messages.append(Message("user", question[1]))
+            answer = next((one for one in stored_chat["messages"] if one["id"] == begun), None)
+            if begun is not None and (answer is None or answer["parent"] != question):
+                raise InputError(f"message {begun} is no answer to it", where="begun", fix="name one of its answers")
+            if answer is not None:
+                answer["content"] = answer["content"].rstrip(UNFINISHED_CHARACTER)
+                messages.append(Message("assistant", answer["content"]))
         except BaseException:
             self._end(turn)
             raise
-        task = asyncio.create_task(turn.run(question, names, Request(messages, limit, sampling)))
+        request = Request(messages, limit, sampling, steering=steering)
+        task = asyncio.create_task(turn.run(question, names, request, answer))
         self._tasks.add(task)
 
         def ended(task: asyncio.Task[None]) -> None:
@@ -229,6 +269,12 @@ class Turns:
             turn.stop()
         if self._tasks:
             await asyncio.wait(set(self._tasks))
+
+
+def _likely(row: Event) -> list[Any]:
+    """A token as it is kept: [text, probability, the likeliest as [text, probability]]."""
+    token, *top = ([one["token"], round(math.exp(one["logprob"]), 4)] for one in (row, *row["top_logprobs"]))
+    return [*token, top]
 
 
 def _error(message: str, kind: str = "model") -> Event:

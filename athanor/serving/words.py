@@ -6,6 +6,7 @@ import re
 import unicodedata
 
 TITLE_CHARS = 50
+TELLING_CHARS = 16  # a shorter question may be a greeting: "How are you?"
 SNIPPET_CHARS = 160
 MAX_WORDS = 16  # of one search; more narrow nothing down and each costs a pass over every message
 
@@ -52,9 +53,14 @@ def _first_hit(text: str, words: list[str]) -> tuple[int, int]:
     return 0, 0
 
 
-def title_of(text: str) -> str:
-    """The beginning of a message as a title: one line, cut between words."""
-    line = " ".join(text.split())
+def title_of(*texts: str) -> str:
+    """A title from the first questions of a chat: the first that is more than a greeting, else the longest.
+
+    One line, cut between words.
+    """
+    lines = [" ".join(text.split()) for text in texts]
+    telling = (line for line in lines if len(line) >= TELLING_CHARS)
+    line = next(telling, max(lines, key=len, default=""))
     if len(line) <= TITLE_CHARS:
         return line
     cut = line[: TITLE_CHARS - 1]

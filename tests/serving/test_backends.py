@@ -6,6 +6,7 @@ import json
 import queue
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from athanor.decoding.generate import generate
 from athanor.decoding.prompting import end_ids, fit
 from athanor.export.gguf_reader import read_header
 from athanor.serving.backends.base import Request, Stops
+from athanor.serving.backends.torch_backend import open_backend as open_exact
 from athanor.text.conversations import Message
 from athanor.tokenizer.chat import prompt_ids
 from athanor.tokenizer.tokenizer import Tokenizer
@@ -26,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "adapters"))
 import base_gguf
 import tiny as foreign
 
+EXACT = {"device": "cpu", "threads": 1, "rows": 1, "cache_bytes": 1 << 28}
 PATIENCE = 120.0  # seconds; only a test that fails waits this long
 HELLO = (Message("user", "hello"),)
 
@@ -186,14 +189,40 @@ def test_a_stop_text_ends_the_answer_and_is_not_part_of_it(endless):
 def test_a_cancelled_answer_ends_early_and_the_model_answers_again(which, request):
     ask = Answers(request.getfixturevalue("endless" if which == "llama.cpp" else "hub"))
     limit = 8000 if which == "llama.cpp" else 200
-    number, events = ask.begin(HELLO, limit, temperature=0)
-    found = [events.get(timeout=PATIENCE) for _ in range(3)]
-    ask.backend.cancel(number)
-    found += collect(events)
-    assert found[-1]["reason"] == "stopped" and 0 < found[-1]["tokens"] < limit
-    assert found[-1]["tokens"] >= max(event.get("tokens", 0) for event in found)
+    events, found = queue.Queue(), []
+
+    def emit(event):  # cancels from the thread that reads: whatever has arrived by then, none of it is passed on
+        found.append(event)
+        if len(found) == 3:
+            ask.backend.cancel(99)
+        events.put(event)
+
+    ask.backend.submit(Request(HELLO, limit, {"temperature": 0}, (), 99), emit)
+    collect(events)
+    assert found[-1]["reason"] == "stopped" and found[2]["tokens"] <= found[-1]["tokens"] < limit
+    if which == "llama.cpp":
+        assert len(found) == 4
+        end = time.monotonic() + 4  # all of the answer takes it longer
+        with ask.backend.connected() as client:
+            while any(slot["is_processing"] for slot in client.ask("/slots")):
+                assert time.monotonic() < end, "llama.cpp goes on with what nobody reads"
     assert ask(limit=3)[-1]["tokens"] <= 3
-    ask.backend.cancel(number)  # long over
+    ask.backend.cancel(99)  # long over
+
+
+def test_llama_cpp_tells_the_probabilities_of_the_exact_weights(decided, llamas):
+    model, tokenizer, export = decided
+    request = Request(question(5), 6, {"temperature": 0}, (), 1, {"top_logprobs": 2})
+    told = []
+    for backend in (llamas(export / "model-f32.gguf"), open_exact({"path": str(export / "hf"), **EXACT})):
+        events = queue.Queue()
+        backend.submit(request, events.put)
+        told.append([row for event in collect(events) for row in event.get("logprobs", [])])
+    theirs, ours = told
+    assert len(theirs) == len(ours) > 1
+    for one, other in zip(theirs, ours, strict=True):
+        assert (one["token"], one["bytes"]) == (other["token"], other["bytes"])
+        assert one["logprob"] == pytest.approx(other["logprob"], abs=1e-3) and len(one["top_logprobs"]) == 2
 
 
 def test_answers_are_made_side_by_side(endless):

@@ -17,6 +17,7 @@ import pytest
 from athanor.base.artifacts import read_json, write_json, write_manifest
 from athanor.base.errors import InputError
 from athanor.export.gguf_reader import read_header
+from athanor.serving.about import about
 from athanor.serving.discover import discover, materialise, problem_of
 from athanor.serving.experiments import cached, unexported
 from athanor.serving.models import Models
@@ -64,6 +65,7 @@ def exports(tmp_path_factory):
     for seed, name in enumerate(("one", "two", "three")):
         types = ("f16", "q8_0") if name == "one" else ()
         write_export(folder / name, make_model(tokenizer, seed=seed), tokenizer, folder / "tokenizer", "tiny", types)
+        (folder / name / "MODEL_CARD.md").write_text(f"# {name}")
     return folder
 
 
@@ -149,7 +151,9 @@ def test_an_experiment_comes_out_of_the_cache_when_it_is_wanted(repo, exports):
     found = by_id(discover(repo, []))["wider-noted"]
     materialise(repo, found)
     files = {path.name: path for path in Path(found.path).iterdir()}
-    wanted = {path.name: path.read_bytes() for path in (exports / "two" / "hf").iterdir()}
+    card = exports / "two" / "MODEL_CARD.md"
+    wanted = {path.name: path.read_bytes() for path in (*(exports / "two" / "hf").iterdir(), card)}
+    assert about(repo, found) == {"card": "# two", "topics": [], "commit": found.fetch, "health": {}}
     assert {name: path.read_bytes() for name, path in files.items()} == wanted
     assert all(path.stat().st_nlink > 1 for path in files.values())  # takes no room
     before = files["model.safetensors"].stat().st_mtime_ns, Path(found.path).stat().st_ino

@@ -217,14 +217,45 @@ def test_another_answer_has_another_seed_than_that_of_the_chat(reader):
     assert [body["sampling"]["seed"] for body in reader.sent] == [7, 8] and reader.chat()["sampling"] == {"seed": 7}
 
 
-def test_the_cards_are_questions_that_the_chosen_model_has_answered(open_reader, models, parrot_parts, tmp_path):
-    """They were fixed, and wrong for a model of one's own text."""
-    export = checkout(tmp_path, [row("arithmetic", PLAIN[0], kind="numeric"), row("identity", WHO[0])])
+def own_export(root: Path, parrot_parts: Path) -> Path:
+    """An export in a checkout with the evaluation that it was made with."""
+    export = checkout(root, [row("arithmetic", PLAIN[0], kind="numeric"), row("identity", WHO[0])])
     facts = json.loads((export / "hf/athanor.json").read_text())
     shutil.rmtree(export / "hf")
     write_export(export / "hf", parrot_parts, "own")
     path = export / "hf/athanor.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | facts))
+    return export
+
+
+CARD = """# own <img src=x onerror=pwned(1)>
+
+| property | value |
+| --- | --- |
+| parameters | 21 (all counted) |
+| context | 9 tokens |
+
+| source | tokens | share | wanted share | passes over it |
+| --- | --- | --- | --- | --- |
+| birds | 100 | 60.0% | 60.0% | 2.00 |
+
+| source | documents | train documents | licence |
+| --- | --- | --- | --- |
+| birds | 1 | 1 | CC0-1.0 |
+
+| category | items | base | sft |
+| --- | --- | --- | --- |
+| arithmetic | 36 | 0.0% ± 1.0% | 97.2% ± 4.2% |
+| identity | 9 | 0.0% ± 1.0% | 9.0% ± 4.2% |
+| all | 45 | 0.0% ± 1.0% | 80.0% ± 4.2% |
+
+- Not clearly above its floor (within 3 standard errors): identity. Read these scores as chance.
+"""
+
+
+def test_the_cards_are_questions_that_the_chosen_model_has_answered(open_reader, models, parrot_parts, tmp_path):
+    """They were fixed, and wrong for a model of one's own text."""
+    export = own_export(tmp_path, parrot_parts)
     with running(tmp_path / "server", [export, models[1]]) as server:
         reader = open_reader(server)
         reader.see(".card").to_have_count(2)
@@ -235,6 +266,78 @@ def test_the_cards_are_questions_that_the_chosen_model_has_answered(open_reader,
         reader.page.locator(".card", has_text=PLAIN[0]).click()
         reader.answered()
         assert reader.answers() == [PLAIN[1]]
+
+
+def test_the_panel_about_a_model_tells_its_card_and_asks_what_it_was_taught(
+    open_reader, models, parrot_parts, tmp_path
+):
+    export = own_export(tmp_path, parrot_parts)
+    (export / "MODEL_CARD.md").write_text(CARD)
+    with running(tmp_path / "server", [export, models[1]]) as server:
+        reader = open_reader(server)
+        for _ in range(2):
+            reader.page.click("#model-0")
+            reader.page.get_by_role("menuitem", name="About own").click()
+            for text in (
+                "21 parameters",
+                "sees 9 tokens",
+                "birds",
+                "CC0-1.0",
+                "97.2% ± 4.2%",
+                "as chance",
+                "Arithmetic",
+            ):
+                reader.see("dialog.about").to_contain_text(text)
+            reader.press("The whole card")
+            reader.see("dialog.whole h1").to_have_text("own <img src=x onerror=pwned(1)>")
+            reader.page.keyboard.press("Escape")
+            reader.page.set_viewport_size(PHONE)
+        reader.press(re.compile("What it was taught"))
+        assert reader.page.evaluate(WIDE)[1] == []
+        assert reader.page.locator(".example").first.bounding_box()["height"] >= 44
+        reader.press(PLAIN[0], exact=True)
+        reader.answered()
+        assert reader.answers() == [PLAIN[1]]
+        reader.new_chat()
+        choose_model(reader, "polly")
+        reader.press(re.compile("What it was taught"))
+        reader.see("dialog.about").to_contain_text("no card beside this model")
+
+
+def test_an_answer_that_was_cut_goes_on_in_its_place_until_it_ends(reader):
+    reader.press("Settings")
+    reader.page.fill("#set-max_new_tokens", "150")
+    reader.page.keyboard.press("Escape")
+    reader.ask(LONG[0])
+    begun = reader.answers()[0]
+    assert LONG[1].startswith(begun) and reader.stats().endswith("cut at the limit")
+    reader.press("Continue")
+    reader.see("text=Continue").to_have_count(0)
+    reader.answered()
+    whole = reader.answers()
+    assert len(whole) == 1 and whole[0].startswith(begun) and whole[0].endswith("and that is all.")
+    reader.reload()
+    assert reader.answers() == whole and len(reader.chat()["messages"]) == 2
+
+
+def test_the_probabilities_of_tokens_are_shown_on_demand_and_stay_with_the_answer(reader):
+    reader.press("Settings")
+    reader.page.check("#set-chances")
+    reader.page.keyboard.press("Escape")
+    reader.ask(PLAIN[0])
+    for _ in range(2):
+        assert "".join(reader.page.locator(".token").all_inner_texts()) == PLAIN[1]
+        reader.page.locator(".token").nth(2).hover()
+        reader.see(".chances strong").to_contain_text("%")
+        reader.see(".chances li").to_have_count(5)
+        reader.reload()
+    reader.page.locator(".tokens").focus()
+    reader.page.keyboard.press("ArrowRight")
+    reader.see(".chances").to_have_count(1)
+    reader.press("Show as text")
+    reader.see(".token").to_have_count(0)
+    reader.press("Show probabilities")
+    reader.see(".chances").to_have_count(0)
 
 
 def test_another_model_can_answer_the_next_question(reader):
@@ -927,6 +1030,7 @@ def test_a_phone_shows_everything_without_sideways_scrolling_and_with_targets_fo
     reader.see("#sidebar").to_be_hidden()
     page.tap("#compare")
     reader.ask(MARKDOWN[0])
+    assert page.locator(".pair .which:visible").all_inner_texts() == ["1 of 2", "2 of 2"]
     assert page.evaluate(WIDE) == [[], []]
     page.tap("#settings")
     assert page.evaluate(WIDE) == [[], []]

@@ -54,7 +54,8 @@ class Scripted:
         self.pair: asyncio.Barrier | None = None
 
     def states(self) -> list[dict]:
-        return [{"id": name, "label": name, "state": "ready"} for name in self.names]
+        backends = {"flood": "transformers"}
+        return [{"id": name, "backend": backends.get(name, "torch")} for name in self.names]
 
     def default(self) -> str:
         return "echo"
@@ -67,10 +68,17 @@ class Scripted:
         self.loop = asyncio.get_running_loop()
         self.gate, self.pair = self.gate or asyncio.Event(), self.pair or asyncio.Barrier(2)
         self.asked.append(
-            {"model": model, "messages": messages, "limit": request.max_new_tokens, "sampling": request.sampling}
+            {
+                "model": model,
+                "messages": messages,
+                "limit": request.max_new_tokens,
+                "sampling": request.sampling,
+                "steering": request.steering,
+            }
         )
         assert all(isinstance(message, Message) for message in messages)
-        check_messages([*messages, Message("assistant", "x")], "what a model is sent")
+        begun = messages[-1].role == "assistant"
+        check_messages(messages if begun else [*messages, Message("assistant", "x")], "what a model is sent")
         try:
             async for event in self._script(model, messages):
                 yield event
@@ -89,7 +97,9 @@ class Scripted:
         pieces = {"echo": [f"You said: {messages[-1].content}", "\n\u2028ende"], "flood": ["x" * 1000] * 5000}
         said = 0
         for said, piece in enumerate(pieces.get(model, []), 1):
-            yield {"type": "text", "text": piece, "tokens": said}
+            row = {"token": piece, "logprob": -0.5, "top_logprobs": [{"token": "x", "logprob": -0.1}]}
+            likely = {"logprobs": [row]} if self.asked[-1]["steering"] else {}
+            yield {"type": "text", "text": piece, "tokens": said} | likely
         if model in ("silent", "gated"):
             await (self.gate if model == "gated" else asyncio.Event()).wait()
         if model == "raises":
@@ -202,6 +212,30 @@ def test_a_turn_streams_its_events_and_is_stored_with_its_last_one(world):
     assert again[-1]["user"] == question and again[-2]["message"]["parent"] == question["id"]
     assert world.models.asked[-1]["messages"] == [Message("system", "Be brief."), Message("user", "Hi")]
     assert world.chat(chat)["leaf"] == again[-1]["leaf"] == again[-2]["message"]["id"]
+
+
+def test_an_answer_is_gone_on_with_in_its_place(world):
+    chat = world.new()
+    answer = world.ask(chat, content="Hi", models=["echo"])[-2]["message"]
+    world.client.put(f"/api/messages/{answer['id']}/feedback", json={"verdict": "up"})
+    go_on = {"user": answer["parent"], "begun": answer["id"], "models": ["echo"]}
+    events = world.ask(chat, **go_on, sampling={"top_logprobs": 1})
+    more = events[-2]["message"]
+    assert world.models.asked[-1]["messages"][-1] == Message("assistant", answer["content"])
+    assert more["content"] == answer["content"] + text_of(events) and more["feedback"]["verdict"] == "up"
+    assert (more["id"], more["stats"]["tokens"], more["stats"]["seconds"]) == (answer["id"], 4, 0.5)
+    assert more["stats"]["likely"][0] == [answer["content"], None, []]  # of the beginning nothing is known
+    assert more["stats"]["likely"][2] == ["\n\u2028ende", 0.6065, [["x", 0.9048]]]
+    assert world.chat(chat)["messages"][1] == more and world.chat(chat)["leaf"] == answer["id"]
+    for wrong in ({"begun": answer["parent"]}, {"begun": 10**9}, {"models": ["echo", "empty"]}, {"models": None}):
+        assert world.client.post(f"/api/chats/{chat}/answers", json=go_on | wrong).status_code == 422, wrong
+
+
+def test_a_model_that_tells_no_probabilities_answers_all_the_same(world):
+    chat = world.new(sampling={"top_logprobs": 5})
+    for model, steering in (("empty", {"top_logprobs": 5}), ("flood", {})):
+        world.ask(chat, content="Hi", models=[model])
+        assert world.models.asked[-1]["steering"] == steering and world.models.asked[-1]["sampling"] == {}
 
 
 def test_two_models_answer_at_the_same_time(world):

@@ -208,6 +208,19 @@ def test_the_title_is_the_first_question_until_it_is_renamed(store):
     assert len(title_of("x" * 200)) == TITLE_CHARS and title_of(" \n ") == ""
 
 
+def test_a_greeting_gives_way_to_the_first_question_that_says_more(store):
+    """Four chats were called "hi"."""
+    chat, titles, answer = store.create()["id"], [], None
+    for text in ("hi", "How are you?", "What does 404 mean?", "And what does HTTP status 500 mean?"):
+        answer = say(store, chat, answer, text)[1]
+        titles.append(store.chat(chat)["title"])
+    assert titles == ["hi", "How are you?", "What does 404 mean?", "What does 404 mean?"]
+    named = store.create(title="hi")["id"]
+    say(store, named, None, "hello")
+    say(store, named, None, "What does 404 mean?")
+    assert store.chat(named)["title"] == "hi"
+
+
 def test_a_search_needs_every_word_in_any_case_and_any_accent(store):
     chats = {}
     for name, question in {

@@ -148,6 +148,7 @@ class _Job:
         self.backend, self.answer = backend, answer
         self.cancelled = threading.Event()
         self.client: Client | None = None
+        self.likely: int | None = answer.request.steering.get("top_logprobs")
 
     def cancel(self) -> None:
         self.cancelled.set()
@@ -190,7 +191,7 @@ class _Job:
     def _answer(self, client: Client) -> str:
         """Make the answer; returns why it ended."""
         request, defaults = self.answer.request, self.backend.info["defaults"]
-        refuse_steering(request, "llama.cpp", but=("json_schema",))
+        refuse_steering(request, "llama.cpp", but=("json_schema", "top_logprobs"))
         chosen = settings(request.sampling, defaults)
         if chosen.pop("repetition_penalty") != 1:
             raise InputError(
@@ -209,7 +210,8 @@ class _Job:
             "stream": True,
             "return_tokens": True,
             "cache_prompt": True,
-            **{name: checked(schema) for name, schema in request.steering.items()},
+            **{name: checked(schema) for name, schema in request.steering.items() if name == "json_schema"},
+            "n_probs": 0 if self.likely is None else max(1, self.likely),
         }
         return "stopped" if self.cancelled.is_set() else self._read(client.send("/completion", body))
 
@@ -232,6 +234,10 @@ class _Job:
             if ends.intersection(row["tokens"]):
                 return "stop"
             answer.tokens = generated
+            answer.logprobs += [
+                {**_token_row(one), "top_logprobs": [_token_row(top) for top in one["top_logprobs"][: self.likely]]}
+                for one in row.get("completion_probabilities", ())
+            ]
             answer.add(row["content"])
             if answer.stops.found:
                 return "stop"
@@ -245,6 +251,10 @@ def _rows(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
             if line.startswith(name):
                 row = json.loads(line[len(name) :])
                 yield row if name == b"data: " or "error" in row else {"error": row}
+
+
+def _token_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {"token": row["token"], "logprob": round(row["logprob"], 6), "bytes": row["bytes"]}
 
 
 def fit_cache(header: Mapping[str, Any], rows: int, cache_bytes: int) -> tuple[int, int]:

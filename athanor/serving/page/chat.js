@@ -77,11 +77,18 @@ export async function answerAgain(message, own = {}) {
   }
 }
 
+/** More of an answer that was cut or stopped, in the same place. */
+export function goOn(message) {
+  const model = modelOf(message.model) ? message.model : chosenModels()[0];
+  return run(state.chat, { user: message.parent, begun: message.id }, [model], () => {});
+}
+
 /** Send a request again that failed. */
 export async function retry(problem) {
   const { chat } = state;
   state.problems.delete(chat.id);
-  if (problem.request.user !== undefined) return run(chat, problem.request, chosenModels(), () => {});
+  const models = problem.request.begun === undefined ? chosenModels() : chosenModels().slice(0, 1);
+  if (problem.request.user !== undefined) return run(chat, problem.request, models, () => {});
   const text = problem.request.content;
   // It was given back to where it came from; what else stands there is not part of it.
   const typed = draft(chat.id);
@@ -133,7 +140,8 @@ function fail(chat, error, giveBack, request = null) {
 
 async function run(chat, request, models, giveBack) {
   if (!models.length || state.lives.has(chat.id)) return giveBack(), changed("thread", "composer"), false;
-  const slots = models.map((model) => ({ model, text: "", tokens: 0, phase: "waiting", message: null, forgotten: 0 }));
+  const text = chat.messages.find((message) => message.id === request.begun)?.content ?? "";
+  const slots = models.map((model) => ({ model, text, tokens: 0, phase: "waiting", message: null, forgotten: 0 }));
   const now = { chat, request, slots, aborter: new AbortController(), stopping: false };
   state.lives.set(chat.id, now);
   state.problems.delete(chat.id);

@@ -1,6 +1,7 @@
 // Elements of single messages and of what stands around them.
 
-import { answerAgain, askAnew, feedback, flip, live, pick, retry } from "./chat.js";
+import { tinted } from "./chances.js";
+import { answerAgain, askAnew, feedback, flip, goOn, live, pick, retry } from "./chat.js";
 import { copyText, h, icon, iconButton, toast } from "./dom.js";
 import { Growing, render } from "./markdown.js";
 import { changed, state } from "./state.js";
@@ -9,6 +10,7 @@ import { variants } from "./tree.js";
 const bodies = new WeakMap(); // message -> its rendered text; a changed message is another object
 
 function prose(message) {
+  if (message.stats?.likely && !state.untinted) return tinted(message.stats.likely);
   if (!bodies.has(message)) {
     const element = h("div", { class: "prose" });
     element.append(message.content ? render(message.content) : h("p", { class: "muted" }, "(an empty answer)"));
@@ -80,7 +82,9 @@ export function answerMessage(message, { column = false, failed = null } = {}) {
     vote("good", "up", "Good answer"), vote("bad", "down", "Bad answer"),
     column ? null : iconButton("redo", "Answer again", () => answerAgain(message), {
       "data-key": `redo-${message.parent}`, disabled: Boolean(live()) }),
-    stats(message, column ? null : label)));
+    message.stats?.likely ? iconButton("chart", state.untinted ? "Show probabilities" : "Show as text",
+      () => ((state.untinted = !state.untinted), changed("thread")), { "data-key": `chances-${message.id}` }) : null,
+    stats(message, column ? null : label), !column && cut(message)));
   if (state.correcting?.id === message.id) article.append(correction(message));
   if (column && !failed) {
     article.append(h("button", { type: "button", class: "plain pick", onclick: () => pick(message), disabled: Boolean(live()),
@@ -124,6 +128,12 @@ function correction(message) {
     h("div", { class: "end" }, h("span", { class: "muted grow" }, "Kept as a candidate for training, under Corrections."),
       h("button", { type: "button", class: "plain", onclick: close }, "Not now"),
       keep));
+}
+
+function cut(message) {
+  if (!["length", "stopped"].includes(message.stats?.reason) || message.id !== state.chat.leaf) return null;
+  return h("button", { type: "button", class: "text", onclick: () => goOn(message), disabled: Boolean(live()),
+    "data-key": `more-${message.id}` }, "Continue");
 }
 
 function stats(message, label) {

@@ -1,5 +1,6 @@
 // Which model answers, or which two are compared.
 
+import { openAbout } from "./about.js";
 import { live, tell } from "./chat.js";
 import { $, h, icon, openMenu } from "./dom.js";
 import { chosenModels, loadModels, modelOf, on, patchChat, remember, state } from "./state.js";
@@ -52,7 +53,8 @@ function draw() {
 function choose(button, slot) {
   loadModels().catch(() => {});
   const chosen = chosenModels();
-  openMenu(button, "Model", state.models.map((model) => ({
+  const about = chosen[slot] && { label: `About ${chosen[slot]}`, icon: "info", run: () => openAbout(chosen[slot]) };
+  openMenu(button, "Model", [...state.models.map((model) => ({
     label: h("span", { class: "label" }, h("span", { class: `dot ${model.state}` }), model.label),
     detail: details(model),
     checked: chosen[slot] === model.id,
@@ -64,7 +66,7 @@ function choose(button, slot) {
       tell(() => patchChat({ models }));
       $(`model-${slot}`)?.focus();
     },
-  })), "models");
+  })), about].filter(Boolean), "models");
 }
 
 function toggle() {

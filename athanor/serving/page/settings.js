@@ -14,6 +14,8 @@ const FIELDS = [
   ["max_new_tokens", "Longest answer", "In tokens; the model's context is a limit too.", 1, 1024, 1, 256],
 ];
 
+const TOLD = 5; // likely tokens at each step
+
 export function start() {
   $("settings").addEventListener("click", open);
   on("chat", mark);
@@ -59,7 +61,7 @@ export function open() {
   const system = h("textarea", { id: "system", rows: "4", value: chat.system ?? "", placeholder: "You are a helpful assistant." });
   system.addEventListener("input", () => save({ system: system.value.trim() }));
   const rows = h("div", { class: "fields" });
-  const fill = () => rows.replaceChildren(...FIELDS.map((field) => row(field, chat, defaults, limit, set)), seed(chat, set));
+  const fill = () => rows.replaceChildren(...FIELDS.map((field) => row(field, chat, defaults, limit, set)), seed(chat, set), chances(chat, set));
   const reset = h("button", { type: "button", class: "plain", onclick: () => (save({ sampling: {} }), fill()) }, "Reset sampling");
   reset.hidden = !Object.keys(chat.sampling).length;
   fill();
@@ -94,6 +96,22 @@ function row([name, label, help, low, high, step, plain], chat, defaults, limit,
     take(field.value);
   });
   field.addEventListener("blur", () => field.value === "" && (field.value = usual));
+  mark();
+  return line;
+}
+
+function chances(chat, set) {
+  const field = h("button", { type: "button", class: "plain", id: "set-chances", role: "switch", "aria-describedby": "help-chances",
+    disabled: chosenModels().every((id) => modelOf(id)?.backend === "transformers") });
+  const line = h("div", { class: "field" }, h("label", { for: field.id }, "Probabilities"), field,
+    h("p", { class: "help", id: "help-chances" }, "Tints the tokens of the next answers by how likely each was; point at one, or tap it, for what else was likely."));
+  const on = () => chat.sampling.top_logprobs !== undefined;
+  const mark = () => {
+    line.classList.toggle("changed", on());
+    field.setAttribute("aria-checked", String(on()));
+    field.textContent = on() ? "On" : "Off";
+  };
+  field.addEventListener("click", () => (set("top_logprobs", on() ? null : TOLD), mark()));
   mark();
   return line;
 }

@@ -1,5 +1,6 @@
 // Draws the conversation and keeps the reader's place in it.
 
+import { openAbout } from "./about.js";
 import { live, shownPath } from "./chat.js";
 import { submit } from "./composer.js";
 import { $, h } from "./dom.js";
@@ -91,6 +92,7 @@ function during(chat, now) {
 }
 
 function columns(answers, hint) {
+  answers.forEach((answer, at) => answer.querySelector(".who").append(h("span", { class: "which" }, `${at + 1} of ${answers.length}`)));
   return h("div", { class: "comparison" }, h("div", { class: "pair", tabindex: "0", role: "group", "aria-label": "Two answers" }, answers),
     hint && h("p", { class: "muted hint" }, hint));
 }
@@ -113,5 +115,7 @@ function welcome() {
   return [h("div", { class: "welcome" }, h("img", { src: "/page/icon.svg", alt: "", width: "56", height: "56" }),
     h("h1", {}, "Talk to your model"),
     h("p", { class: "muted" }, "It is small, it is yours, and it runs right here."),
-    cards.length > 0 && h("div", { class: "cards" }, cards))];
+    cards.length > 0 && h("div", { class: "cards" }, cards),
+    chosenModels().length > 0 && h("button", { type: "button", class: "text more", onclick: () => openAbout(chosenModels()[0]) },
+      "What it was taught, and what it is made of"))];
 }
