@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.artifacts import manifest_digest, new_dir, rounded, write_json, write_manifest, write_text
-from athanor.base.errors import InputError
+from athanor.base.errors import AthanorError, GateError, InputError
 from athanor.base.work import Facts
 from athanor.classifiers import card
 from athanor.classifiers.params import ClassifiersParams, QualityLabels, ToxicityLabels
@@ -54,8 +54,7 @@ def run(run: Run) -> None:
         except TooFew as error:
             if given:
                 raise
-            cards[name] = card.stepped_aside(error.what)
-            run.note(f"{name}: the classifier steps aside and keeps every document: {error.what}")
+            step_aside(run, models, cards, name, error)
     held_out = [item for item in sampled.natural if item.side == TEST]
     shown = held_out if sets else sampled.natural
     scores = card.natural_scores(model.Scorer(**models, digest=""), shown)
@@ -64,7 +63,15 @@ def run(run: Run) -> None:
         cards[name] = rounded(card.describe(name, models[name], examples, cross_source, held_out, scores))
         origin = card.origin_words(cards[name]["labels"])
         run.note(f"{name} ({origin} labels): AUROC {cards[name]['auroc']['held_out']:.3f} on held-out documents")
-        card.check(name, cards[name], params.min_auroc, params.max_length_correlation)
+        try:
+            card.check(name, cards[name], params.min_auroc, params.max_length_correlation)
+        except GateError as error:
+            if makers[name][0]:
+                raise
+            step_aside(
+                run, models, cards, name, error
+            )  # weak labels teach nothing on some texts, as on a repository of code
+            scores = card.natural_scores(model.Scorer(**models, digest=""), shown)
     if sets and len(held_out) < card.MIN_DOCUMENTS:
         run.note(f"{len(held_out)} held-out documents are too few to judge the correlation of scores with length")
     cards = {name: cards[name] for name in makers}
@@ -87,6 +94,13 @@ def run(run: Run) -> None:
     for name in cards:
         run.plot(f"train_classifiers_{name}", card.histogram(name, cards[name]["labels"], shown, scores))
     run.attach(OUT / "card.md")
+
+
+def step_aside(run: Run, models: dict[str, model.Linear], cards: Facts, name: str, error: AthanorError) -> None:
+    """A classifier that cannot be learned or trusted drops nothing."""
+    models[name] = model.Linear.certain(name == "quality")
+    cards[name] = card.stepped_aside(error.what)
+    run.note(f"{name}: the classifier steps aside and keeps every document: {error.what}")
 
 
 def make_labeller(labels: QualityLabels) -> Labeller:

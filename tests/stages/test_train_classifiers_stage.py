@@ -218,6 +218,16 @@ def test_labels_without_meaning_turn_the_gate_red() -> None:
         run_stage(quality_labels=LABELS)
 
 
+def test_weak_labels_that_teach_nothing_make_a_classifier_step_aside() -> None:
+    """A repository of code stopped here, after the download: quality by weak labels followed the length of its files."""
+    write_raw(corpus())
+    run_stage(min_auroc=0.9999)
+    assert set(read_json("metrics/train_classifiers.json")) == {"quality_weak", "toxicity_no"}
+    assert "less than 0.9999" in read_json(OUT / "card.json")["toxicity"]["stepped_aside"]
+    found = scores(prose(5000), rambling(5000, 200))
+    assert list(found["toxicity"]) == [0.0, 0.0] and found["quality_classifier"][0] != found["quality_classifier"][1]
+
+
 def test_labelled_files_of_abuse() -> None:
     write_raw(corpus())
     Path("corpus").mkdir()
