@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ HELD_OUT = {"val_bpb.all": "bits per byte", "val_loss": "nats per token"}
 PASSED_OVER = re.compile(
     r"$|> |Running stage|Generating lock file|Updating lock file|Use `dvc push`|.*: [\d,.]+ .*/s(,.*)?$"
 )
-HINT = "Ctrl-C stops it and loses nothing: finished stages are kept, long ones go on where they were"
+HINT = "Ctrl-C stops it and loses nothing: the same command goes on"
 
 
 class Training:
@@ -78,9 +78,9 @@ class Training:
 class View:
     """Follows a run. `stages`: those to come, in order, if that is known. `signals`: those that asked it to stop."""
 
-    def __init__(self, root: Path, stages: Sequence[str], signals: Sequence[int]) -> None:
-        self.root, self.stages, self.signals = root, stages, signals
-        self.seconds = {stage: facts["seconds"] for stage in stages if (facts := summary.leaf(root, stage))}
+    def __init__(self, root: Path, stages: Iterable[str], signals: Sequence[int]) -> None:
+        self.root, self.stages, self.signals = root, list(stages), signals
+        self.seconds = {stage: facts["seconds"] for stage in self.stages if (facts := summary.leaf(root, stage))}
         path = root / LOG
         path.parent.mkdir(exist_ok=True)
         path.unlink(missing_ok=True)  # and not cut: another run may write there
@@ -191,7 +191,9 @@ class View:
         out("stopping: the stage at work saves and ends" if self.signals else HINT, style="dim")
 
 
-def command_runner(root: Path, arguments: Sequence[str], stages: Sequence[str], signals: list[int]) -> Callable[..., int]:
+def command_runner(
+    root: Path, arguments: Sequence[str], stages: Iterable[str], signals: list[int]
+) -> Callable[..., int]:
     """As that of `side`, with the view where somebody looks at a terminal. `arguments`: those of `dvc repro`."""
     terminal = sys.stdout.isatty() and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     asks = any(re.match(r"-\w*i|--i|--pd", word) for word in arguments)  # --interactive and --pdb

@@ -216,7 +216,8 @@ class Watch:
 
     def _write_heartbeat(self, path: Path) -> None:
         heartbeat = {"pid": os.getpid(), "host": platform.node(), "time_ms": now_ms(), "phase": self.phase}
-        heartbeat |= {"step": self.step_number, "done": self.bar.done, "total": self.bar.total, "progress": self.bar.line()}
+        bar = self.bar
+        heartbeat |= {"step": self.step_number, "done": bar.done, "total": bar.total, "progress": bar.line()}
         temporary = path.with_name(f".{path.name}.tmp")
         with contextlib.suppress(OSError):  # a full disk is reported by the work itself
             # Not flushed to the disk: after a power loss nobody is alive anyway, and a flush can take seconds.
