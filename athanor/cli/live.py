@@ -13,6 +13,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -163,7 +164,8 @@ class View:
         out = functools.partial(console.print, width=width)
         out()
         if self.ended:
-            out("  ".join(f"{name} {how}".replace(" ", "\xa0") for name, how in self.ended.items()), style="green")
+            ended = "  ".join(f"{name} {how}".replace(" ", "\xa0") for name, how in self.ended.items())
+            out(textwrap.fill(ended, width), style="green")
         number = f", {self.stages.index(self.stage) + 1} of {len(self.stages)}" if self.stage in self.stages else ""
         phase = self.heartbeat.get("phase", "working").replace("working", "").replace("training", "")
         took = duration(time.time() - self.started)
@@ -199,5 +201,6 @@ def command_runner(
     asks = any(re.match(r"-\w*i|--i|--pd", word) for word in arguments)  # --interactive and --pdb
     if asks or not terminal or not sys.stderr.encoding.lower().startswith("utf"):
         return side.command_runner(signals)
-    view = View(root, () if arguments else stages, signals)
+    whole = not set(arguments) - {"-f", "--force"}
+    view = View(root, stages if whole else (), signals)
     return functools.partial(side.command_runner(signals, view.wait), stdout=view.log, stderr=view.log)
