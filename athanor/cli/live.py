@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import os
 import re
 import subprocess
@@ -27,7 +28,8 @@ from athanor.runtime.watchdog import HEARTBEAT
 
 LOG = Path(".athanor/repro.log")
 PERIOD = 0.3  # s from one drawing to the next
-COLUMNS, CURVE_ROWS, CELLS = 100, 4, 960
+# No wider, for terminals break lines when they become narrower, and tell programs a moment later.
+COLUMNS, CURVE_ROWS, CELLS = 80, 4, 960
 BRAILLE, DOTS = 0x2800, ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 HELD_OUT = {"val_bpb.all": "bits per byte", "val_loss": "nats per token"}
 # What the foot says better, progress among it (athanor/runtime/progress.py: line).
@@ -63,16 +65,16 @@ class Training:
                 self.held_out.setdefault(name, []).append(float(values[name]))
 
     def curve(self, columns: int) -> Iterator[tuple[str, str]]:
-        """The smoothed loss over the whole training in rows of dots, with the highest and the lowest one beside them."""
-        losses = {cell * 2 * columns // CELLS: loss for cell, loss in self.cells.items()}
-        low, high, loss = min(losses.values()), max(losses.values()), next(iter(losses.values()))
+        """The smoothed loss over the whole training, on a logarithmic scale, in rows of dots with its bounds beside them."""
+        logs = {cell * 2 * columns // CELLS: math.log(max(loss, 1e-3)) for cell, loss in self.cells.items()}
+        low, high, log = min(logs.values()), max(logs.values()), next(iter(logs.values()))
         grid = [[BRAILLE] * columns for _ in range(CURVE_ROWS)]
-        for x in range(max(losses) + 1):
-            loss = losses.get(x, loss)
-            y = round((high - loss) / (high - low or 1.0) * (4 * CURVE_ROWS - 1))
+        for x in range(max(logs) + 1):
+            log = logs.get(x, log)
+            y = round((high - log) / (high - low or 1.0) * (4 * CURVE_ROWS - 1))
             grid[y // 4][x // 2] |= DOTS[y % 4][x % 2]
         for number, row in enumerate(grid):
-            label = {0: f"{high:.2f}", CURVE_ROWS - 1: f"{low:.2f}"}.get(number, "")
+            label = {0: f"{math.exp(high):.2f}", 1: "loss", CURVE_ROWS - 1: f"{math.exp(low):.2f}"}.get(number, "")
             yield label, "".join(map(chr, row))
 
 
@@ -184,7 +186,7 @@ class View:
         for name, values in self.training.held_out.items():
             out(f"held out, {HELD_OUT[name]}: {', '.join(f'{value:.3f}' for value in values[-8:])}")
         if self.training.finding:
-            out(self.training.finding, style="yellow")
+            out(self.training.finding, style="yellow", no_wrap=True, overflow="ellipsis")
         coming = [stage for stage in self.stages if stage not in self.ended and stage != self.stage]
         if coming:
             known = self.seconds.keys() >= set(coming)
