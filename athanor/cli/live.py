@@ -50,7 +50,6 @@ class Training:
 
     def read(self, folder: Path) -> None:
         data = read_after(folder, self.offset)
-        data = data[: data.rfind(b"\n") + 1]
         self.offset += len(data)
         for row in rows(data):
             values = row.get("m", {})
@@ -168,10 +167,9 @@ class View:
         if self.ended:
             ended = "  ".join(f"{name} {how}".replace(" ", "\xa0") for name, how in self.ended.items())
             out(textwrap.fill(ended, width), style="green")
-        number = f", {self.stages.index(self.stage) + 1} of {len(self.stages)}" if self.stage in self.stages else ""
-        phase = self.heartbeat.get("phase", "working").replace("working", "").replace("training", "")
-        took = duration(time.time() - self.started)
-        out(f"{self.stage}{number}, {took}{phase and f', {phase}'}" if self.stage else "DVC is at work", style="bold")
+        place = f"{self.stages.index(self.stage) + 1} of {len(self.stages)}" if self.stage in self.stages else ""
+        words = (self.stage, place, duration(time.time() - self.started), self.heartbeat.get("phase", ""))
+        out(", ".join(filter(None, words)) if self.stage else "DVC is at work", style="bold")
         grid = Table.grid(padding=(0, 1))
         if total := self.heartbeat.get("total"):
             share = min(1.0, self.heartbeat["done"] / total)
@@ -187,11 +185,10 @@ class View:
             out(f"held out, {HELD_OUT[name]}: {', '.join(f'{value:.3f}' for value in values[-8:])}")
         if self.training.finding:
             out(self.training.finding, style="yellow", no_wrap=True, overflow="ellipsis")
-        coming = [stage for stage in self.stages if stage not in self.ended and stage != self.stage]
-        if coming:
-            known = self.seconds.keys() >= set(coming)
-            took = f": {duration(sum(map(self.seconds.__getitem__, coming)))} the last time" if known else ""
-            out(f"then {', '.join(coming)}{took}", style="dim")
+        if coming := [stage for stage in self.stages if stage not in self.ended and stage != self.stage]:
+            known = [self.seconds[stage] for stage in coming if stage in self.seconds]
+            past = f": {duration(sum(known))} the last time" if len(known) == len(coming) else ""
+            out(f"then {', '.join(coming)}{past}", style="dim")
         out("stopping: the stage at work saves and ends" if self.signals else HINT, style="dim")
 
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from typing import TypeVar
 
 from athanor.runtime.terminal import say
 
-T = TypeVar("T")
 QUIET_SECONDS = 30.0
 SMOOTHED = 20
 
@@ -29,7 +26,7 @@ class Mean:
 
 
 class Progress:
-    """A counter with rate and time left. Use as a context manager, or iterate with `track`."""
+    """A counter with rate and time left. Use as a context manager."""
 
     def __init__(self, total: float | None, desc: str, unit: str) -> None:
         self.total, self.desc, self.unit, self.note = total, desc, unit, ""
@@ -86,12 +83,6 @@ class Progress:
 
     def _amount(self, value: float) -> str:
         return f"{value / 1e6:,.1f} MB" if self.unit == "B" else f"{value:,.0f} {self.unit}"
-
-    def track(self, items: Iterable[T]) -> Iterator[T]:
-        with self:
-            for item in items:
-                yield item
-                self.update(1)
 
 
 def duration(seconds: float) -> str:
