@@ -166,7 +166,7 @@ class View:
         out()
         if self.ended:
             ended = "  ".join(f"{name} {how}".replace(" ", "\xa0") for name, how in self.ended.items())
-            out(textwrap.fill(ended, width), style="green")
+            out(textwrap.fill(ended, width, break_on_hyphens=False), style="green")
         place = f"{self.stages.index(self.stage) + 1} of {len(self.stages)}" if self.stage in self.stages else ""
         words = (self.stage, place, duration(time.time() - self.started), self.heartbeat.get("phase", ""))
         out(", ".join(filter(None, words)) if self.stage else "DVC is at work", style="bold")
