@@ -110,21 +110,25 @@ class View:
 
     def draw(self, last: bool = False) -> None:
         """Write what was said since, and the foot below it in the place of the one before."""
-        with contextlib.suppress(OSError):  # no terminal any more
+        try:
+            width, height = os.get_terminal_size(sys.stderr.fileno())  # rich prefers COLUMNS, which does not follow it
+        except OSError:  # it was closed
+            return
+        with contextlib.suppress(OSError):  # it is not the one that started us
             if not last and os.tcgetpgrp(sys.stderr.fileno()) != os.getpgrp():  # a shell has the terminal
                 self.foot = []
                 return
         from rich.console import Console
 
-        console = Console(stderr=True, markup=False, highlight=False)
+        console = Console(stderr=True, width=width, height=height, markup=False, highlight=False)
         # A terminal that became narrower has broken the lines of the foot.
-        before = sum(1 + max(0, len(line) - 1) // console.width for line in self.foot)
+        before = sum(1 + max(0, len(line) - 1) // width for line in self.foot)
         said = [line for line in self.lines(last) if self.take(line)]
         self.follow()
         with console.capture() as capture:
             if not last:
-                self.print_foot(console, min(console.width - 1, COLUMNS))
-        foot = capture.get().splitlines()[: console.height - 1]
+                self.print_foot(console, min(width - 1, COLUMNS))
+        foot = capture.get().splitlines()[: height - 1]
         self.foot = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in foot]
         text = "".join(f"{line}\x1b[K\n" for line in (*said, *foot))
         print_over = f"\x1b[{before}F" if before else ""

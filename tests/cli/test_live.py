@@ -32,7 +32,7 @@ class Terminal:
         self.ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", ROWS, COLUMNS, 0, 0))
         command = [sys.executable, "-m", "athanor", "repro", *words]
-        env = {**toy.environment(), "TERM": term}
+        env = {**toy.environment(), "TERM": term, "COLUMNS": "120"}
         self.process = subprocess.Popen(command, cwd=toy.path, env=env, preexec_fn=lambda: os.login_tty(theirs))
         os.close(theirs)
         self.reader = threading.Thread(target=self.read, daemon=True)
@@ -178,10 +178,11 @@ def test_bars_of_others_progress_and_unfinished_lines(view: live.View) -> None:
     assert view.lines(True) == ["half a line"] and view.lines(True) == []
 
 
-def test_trouble_of_the_view_is_none_of_the_run(view: live.View, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trouble_of_the_view_is_none_of_the_run(view: live.View, monkeypatch, capfd) -> None:
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: (80, 24))
     view.started = None
     assert view.wait(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1); exit(7)"])) == 7
-    assert "the run goes on" in capsys.readouterr().err
+    assert "the run goes on" in capfd.readouterr().err
 
 
 def test_the_mean_follows_finite_values() -> None:
