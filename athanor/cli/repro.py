@@ -25,12 +25,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from athanor.base.artifacts import read_json, write_text
-from athanor.cli import side, summary
+from athanor.cli import live, side, summary
 from athanor.cli.battery_gate import check_battery
 from athanor.cli.corpus_gate import check_corpus
 from athanor.cli.data import report
 from athanor.runtime import dvc_lock, lifetime, ship
 from athanor.runtime.closure import FOREIGN
+from athanor.runtime.facts import Graph
 from athanor.runtime.guards import UNTIL
 from athanor.runtime.run import PARAMS
 from athanor.runtime.schema import FOREIGN_STAGES, check_file
@@ -69,7 +70,8 @@ def main() -> int:
     stages = ("download", *FOREIGN_STAGES) if foreign else None
     since_ms, runs_before = int(time.time() * 1000), summary.runs(root, stages)
     signals: list[int] = []
-    call, command = (side.command_runner(signals), [*side.DVC, *(graph_targets(arguments) if foreign else arguments)])
+    call = live.command_runner(root, arguments, stages or Graph(root).stages, signals)
+    command = [*side.DVC, *(graph_targets(arguments) if foreign else arguments)]
     with foreign_graph(root, base) if foreign else contextlib.nullcontext():
         restarts = RESTARTS if args.supervise else 0
         status, deaths = supervise(root, lambda: call(command, env={**os.environ, **deadline_env}), signals, restarts)

@@ -57,7 +57,9 @@ def _repro(root: Path, file: Path, stage: str, force: bool) -> int:
         (root / DVC_FILE).unlink(missing_ok=True)
 
 
-def command_runner(signals: list[int] | None = None) -> Callable[..., int]:
+def command_runner(
+    signals: list[int] | None = None, wait: Callable[[subprocess.Popen[bytes]], int] = subprocess.Popen.wait
+) -> Callable[..., int]:
     """A function that runs a command while this process outlives signals, to tidy up. It adds them to `signals`.
 
     Ctrl-C reaches DVC and its stage as well, which save and leave; in a container this process' end would be theirs.
@@ -76,7 +78,7 @@ def command_runner(signals: list[int] | None = None) -> Callable[..., int]:
 
     def call(command: list[str], **popen_options: Any) -> int:
         children.append(subprocess.Popen(command, **popen_options))
-        return children[-1].wait()
+        return wait(children[-1])
 
     signal.signal(signal.SIGINT, lambda number, _: signals.append(number))
     for number in {signal.SIGTERM, signal.SIGHUP} & set(stop_signals()):

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from athanor.hardware import profile
 from athanor.hardware.peaks import measured_tflops, peak_tflops
 from athanor.runtime.machine import anchor
-from athanor.runtime.progress import Progress
+from athanor.runtime.progress import Mean, Progress
 from athanor.runtime.run import Run
 from athanor.training.loop import Hooks
 
@@ -36,12 +36,14 @@ def hooks(
 ) -> Hooks:
     """Hooks of a stage. `scalars` takes from a validation's scores what is logged of it."""
 
+    loss = Mean()  # one batch says little
+
     def on_replay(row: dict[str, float]) -> None:
         run.log(int(row["step"]), **{key: value for key, value in row.items() if key != "step"})
 
     def on_step(row: dict[str, float]) -> None:
         on_replay(row)
-        bar.update(batch_tokens, f"loss {row['loss']:.3f}")
+        bar.update(batch_tokens, f"loss {loss.add(row['loss']):.3f}")
 
     def on_validation(step: int, scores: dict[str, Any]) -> None:
         # What is not finite comes as None, because checkpoints are JSON; the journal has a word for it.

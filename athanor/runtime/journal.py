@@ -61,24 +61,22 @@ def live(written: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return live_rows
 
 
-def has_more(folder: Path, offset: int) -> bool:
-    """True when whole lines follow after `offset`."""
-    return b"\n" in _read_after(folder / "journal.jsonl", offset)
-
-
 def last_ms(folder: Path, default: int) -> int:
     """When the last row was written; the end of a run that could not say so itself."""
     path = folder / "journal.jsonl"
-    data = _read_after(path, max(0, path.stat().st_size - TAIL_BYTES)) if path.is_file() else b""
-    return max((row["t"] for row in rows(data[: data.rfind(b"\n") + 1])), default=default)
+    data = read_after(folder, max(0, path.stat().st_size - TAIL_BYTES)) if path.is_file() else b""
+    return max((row["t"] for row in rows(data)), default=default)
 
 
-def _read_after(path: Path, offset: int) -> bytes:
+def read_after(folder: Path, offset: int) -> bytes:
+    """The whole lines that a run's journal has after `offset`, or the first of them."""
+    path = folder / "journal.jsonl"
     if not path.is_file():
         return b""
     with open(path, "rb") as file:
         file.seek(offset)
-        return file.read(TAIL_BYTES)
+        data = file.read(TAIL_BYTES)
+        return data[: data.rfind(b"\n") + 1]
 
 
 def alive(folder: Path) -> bool:

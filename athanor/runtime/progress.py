@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from typing import TypeVar
 
 from athanor.runtime.terminal import say
 
-T = TypeVar("T")
 QUIET_SECONDS = 30.0
+SMOOTHED = 20
+
+
+class Mean:
+    """The mean of about the last twenty finite values."""
+
+    def __init__(self) -> None:
+        self.value, self.count = math.nan, 0
+
+    def add(self, value: float) -> float:
+        if math.isfinite(value):
+            self.count = min(self.count + 1, SMOOTHED)
+            self.value = value if self.count == 1 else self.value + (value - self.value) / self.count
+        return self.value
 
 
 class Progress:
-    """A counter with rate and time left. Use as a context manager, or iterate with `track`."""
+    """A counter with rate and time left. Use as a context manager."""
 
     def __init__(self, total: float | None, desc: str, unit: str) -> None:
-        self.total, self.desc, self.unit = total, desc, unit
+        self.total, self.desc, self.unit, self.note = total, desc, unit, ""
         self.done = self.start_done = 0.0
         self.started = self.last_said = time.monotonic()
         self.bar = None
@@ -50,6 +62,7 @@ class Progress:
 
     def update(self, amount: float, note: str = "") -> None:
         self.done += amount
+        self.note = note
         if self.bar is not None:
             if note:
                 self.bar.set_postfix_str(note, refresh=False)
@@ -58,24 +71,18 @@ class Progress:
         now = time.monotonic()
         if now - self.last_said >= QUIET_SECONDS:
             self.last_said = now
-            say(self.line(now, note))
+            say(self.line())
 
-    def line(self, now: float, note: str = "") -> str:
-        rate = (self.done - self.start_done) / max(now - self.started, 1e-9)
+    def line(self) -> str:
+        rate = (self.done - self.start_done) / max(time.monotonic() - self.started, 1e-9)
         text = f"{self.desc}: {self._amount(self.done)}"
         if self.total:
             seconds_left = (self.total - self.done) / rate if rate > 0 else float("inf")
             text += f" of {self._amount(self.total)} ({self.done / self.total:.0%}), {duration(seconds_left)} left"
-        return f"{text}, {self._amount(rate)}/s{', ' + note if note else ''}"
+        return f"{text}, {self._amount(rate)}/s{self.note and f', {self.note}'}"
 
     def _amount(self, value: float) -> str:
         return f"{value / 1e6:,.1f} MB" if self.unit == "B" else f"{value:,.0f} {self.unit}"
-
-    def track(self, items: Iterable[T]) -> Iterator[T]:
-        with self:
-            for item in items:
-                yield item
-                self.update(1)
 
 
 def duration(seconds: float) -> str:

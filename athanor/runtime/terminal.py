@@ -31,7 +31,7 @@ BROKEN = {
 }
 
 
-def say(text: str, file: TextIO | None = None) -> None:
+def say(text: str, file: TextIO | None = None, end: str = "\n") -> None:
     """Show a line on standard error (or `file`), without secrets. That it cannot be written is never an error.
 
     Once nobody reads any more, the stream is redirected to /dev/null: bars and libraries would raise, and Python's
@@ -39,7 +39,7 @@ def say(text: str, file: TextIO | None = None) -> None:
     """
     stream = sys.stderr if file is None else file
     try:
-        print(redact(text), file=stream, flush=True)
+        print(redact(text), file=stream, end=end, flush=True)
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a signal came while another line was written
         if getattr(error, "errno", None) in READER_GONE:
             with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:

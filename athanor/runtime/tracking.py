@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from athanor.base.artifacts import naming, read_json, write_json
-from athanor.runtime.journal import has_more, last_ms, rows
+from athanor.runtime.journal import last_ms, read_after, rows
 from athanor.runtime.redact import redact
 from athanor.runtime.store import (
     EXPERIMENT,
@@ -89,7 +89,7 @@ class Tracker:
         if (state.get("uri"), state.get("store")) != (self.name, self.store):
             state = {"uri": self.name, "store": self.store, "offset": 0}  # another store: send it everything
         elif not live and state.get("dead") and state.get("resumed") == meta["resumed"]:
-            if not (folder / "end.json").is_file() and not has_more(folder, state["offset"]):
+            if not (folder / "end.json").is_file() and not read_after(folder, state["offset"]):
                 return
         if "mlflow_run" not in state:
             state["mlflow_run"] = self._open(meta)

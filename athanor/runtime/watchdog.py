@@ -36,7 +36,7 @@ from athanor.runtime.terminal import say
 
 T = TypeVar("T")
 HEARTBEAT = "heartbeat.json"
-HEARTBEAT_SECONDS = 5.0
+HEARTBEAT_SECONDS = 1.0
 HANG_STEPS, MIN_HANG_SECONDS = 10, 300.0  # steps and seconds without a sign of life, whichever is longer
 GRACE = 3600.0  # s for what may compile (the first steps) or go through much data (a validation)
 FIRST_STEPS = 3
@@ -89,9 +89,9 @@ class Watch:
     def beat(self, phase: str = "") -> None:
         """A sign of life, and what the stage is at."""
         self._beats += 1
-        self.phase = phase or self.phase
+        changed, self.phase = phase not in ("", self.phase), phase or self.phase
         now = time.monotonic()
-        if self._folder is not None and now - self._written >= HEARTBEAT_SECONDS:
+        if self._folder is not None and (changed or now - self._written >= HEARTBEAT_SECONDS):
             self._written = now
             self._write_heartbeat(self._folder / HEARTBEAT)
 
@@ -216,7 +216,8 @@ class Watch:
 
     def _write_heartbeat(self, path: Path) -> None:
         heartbeat = {"pid": os.getpid(), "host": platform.node(), "time_ms": now_ms(), "phase": self.phase}
-        heartbeat |= {"step": self.step_number, self.bar.unit or "done": self.bar.done, "total": self.bar.total}
+        bar = self.bar
+        heartbeat |= {"step": self.step_number, "done": bar.done, "total": bar.total, "progress": bar.line()}
         temporary = path.with_name(f".{path.name}.tmp")
         with contextlib.suppress(OSError):  # a full disk is reported by the work itself
             # Not flushed to the disk: after a power loss nobody is alive anyway, and a flush can take seconds.

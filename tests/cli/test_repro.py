@@ -65,6 +65,7 @@ def test_dvc_goes_on_and_records_the_stage_when_repro_is_killed_on_a_terminal(tm
     os.close(theirs)
     until(lambda: (tmp_path / "dvc.lock").exists(), "DVC has recorded the stage")
     os.close(ours)
+    assert (tmp_path / ".athanor/repro.log").read_text().count("end\n")  # the view was there
     assert "slow" in read_yaml(tmp_path / "dvc.lock")["stages"]
 
 
