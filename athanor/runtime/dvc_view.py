@@ -132,6 +132,22 @@ def cached(out: Any) -> bool:
     return True
 
 
+def fetch(root: Path, rev: str, files: Mapping[str, Path]) -> None:
+    """Bring outputs of a revision into the cache, where `files` says they belong; InputError when one cannot be had."""
+    from dvc.exceptions import DvcException
+
+    why, missing = "no remote has it", [path for path, file in files.items() if not file.is_file()]
+    if missing:
+        try:
+            open_repo(root).fetch(missing, revs=[rev], workspace=False)
+        except DvcException as error:
+            why = " ".join(str(error).split())
+    for path in missing:
+        if not files[path].is_file():
+            fix = "dvc push (for an experiment dvc exp push) where it was made, then dvc fetch here"
+            raise InputError(f"not in DVC's cache, and not to be fetched: {why}", where=f"{path} of {rev[:7]}", fix=fix)
+
+
 # -- results that were recorded ----------------------------------------------------------------------------------------
 
 

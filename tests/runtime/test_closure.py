@@ -146,9 +146,8 @@ stages:
     meta:
       terminal: [report]
     deps: [athanor/model/net.py, corpus]
-    outs: [whole, part, report]
-    metrics: [metrics/make.json: {cache: false}]
-    plots: [plots/make.tsv: {cache: false}]
+    outs: [metrics/make.json, plots/make.tsv, whole, part, report]
+    metrics: [metrics/summary/make.json: {cache: false}]
   use:
     cmd: python -m stages.tune
     deps: [whole, part/manifest.json]
@@ -165,10 +164,10 @@ stages:
         ("terminal: [report]", "terminal: [report, whole]", "make: whole is declared terminal and has a consumer"),
         ("terminal: [report]", "terminal: [report, part]", "make: part is declared terminal and has a consumer"),
         ("terminal: [report]", "terminal: [report, gone]", "make: gone is declared terminal and is no output"),
-        ("[whole, part, report]", "[whole: {persist: true}, part, report]", "make: whole persists"),
-        ("make.json: {cache: false}", "make.json: {persist: true}", "make: metrics/make.json persists"),
-        ("[whole, part, report]", "[whole: {cache: false}, part, report]", "make: whole is an uncached output"),
-        ("outs: [whole", 'outs: ["${name}", whole', "stages.make.outs: ${} hides a parameter"),
+        ("whole, part, report]", "whole: {persist: true}, part, report]", "make: whole persists"),
+        ("make.json: {cache: false}", "make.json: {persist: true}", "make: metrics/summary/make.json persists"),
+        ("whole, part, report]", "whole: {cache: false}, part, report]", "make: whole is an uncached output"),
+        ("outs: [metrics", 'outs: ["${name}", metrics', "stages.make.outs: ${} hides a parameter"),
         ("  use:", '  "use${x}":', "stages: ${} hides a parameter"),
         ("stages:", "vars: [{x: 1}]\nstages:", "vars: templating hides a parameter"),
         ("  use:\n", "  use:\n    matrix: {a: [1]}\n", "use: matrix hides stages"),
