@@ -7,13 +7,13 @@ from typing import Any
 
 from athanor.runtime.facts import flatten
 
-# Stage to short name to dotted path in the stage's metrics.
+# Stage to short name to dotted path in the stage's metrics. The names are the columns of `dvc exp show`, hence so short.
 HEADLINES: dict[str, dict[str, str]] = {
-    "pretrain": {"bits_per_byte": "validation.all.bpb", "parameters": "parameters"},
+    "pretrain": {"bpb": "validation.all.bpb", "parameters": "parameters"},
     "sft": {"loss": "validation.loss"},
     "eval": {
-        "base_bits_per_byte": "bpb.all.base.bpb",
-        "sft_bits_per_byte": "bpb.all.sft.bpb",
+        "base_bpb": "bpb.all.base.bpb",
+        "sft_bpb": "bpb.all.sft.bpb",
         "battery": "battery.sft.all.score",
     },
 }
