@@ -7,14 +7,15 @@ from typing import Any
 
 from athanor.runtime.facts import flatten
 
-# Stage to short name to dotted path in the stage's metrics. The names are the columns of `dvc exp show`, hence so short.
+# Stage to short name to dotted path in the stage's metrics. The names are the columns of `dvc exp show`, hence so short;
+# none may be that of a dependency (`battery`), which has a column, too: DVC would mix the two up.
 HEADLINES: dict[str, dict[str, str]] = {
     "pretrain": {"bpb": "validation.all.bpb", "parameters": "parameters"},
     "sft": {"loss": "validation.loss"},
     "eval": {
         "base_bpb": "bpb.all.base.bpb",
         "sft_bpb": "bpb.all.sft.bpb",
-        "battery": "battery.sft.all.score",
+        "accuracy": "battery.sft.all.score",
     },
 }
 
