@@ -92,7 +92,8 @@ def _read(root: Path, folder: Path, name: str, rev: str) -> Side:
     if rev:
         cache = dvc_view.cache_folder(root)
         files = {path: cache / lock[path][:2] / lock[path][2:] for path in files}
-        dvc_view.fetch(root, rev, files)
+        if missing := {f"{path} of {name}": lock[path] for path, file in files.items() if not file.is_file()}:
+            dvc_view.fetch(root, missing)
     found = {Path(path): read_json(file) for path, file in sorted(files.items()) if file.is_file()}
     leaves = {path.stem: facts for path, facts in found.items() if path.parent == LEAVES}
     if not leaves:

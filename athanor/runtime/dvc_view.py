@@ -132,20 +132,23 @@ def cached(out: Any) -> bool:
     return True
 
 
-def fetch(root: Path, rev: str, files: Mapping[str, Path]) -> None:
-    """Bring outputs of a revision into the cache, where `files` says they belong; InputError when one cannot be had."""
-    from dvc.exceptions import DvcException
+def fetch(root: Path, missing: Mapping[str, str]) -> None:
+    """Bring files, path to MD5, from the remote into the cache; InputError when one cannot be had.
 
-    why, missing = "no remote has it", [path for path, file in files.items() if not file.is_file()]
-    if missing:
-        try:
-            open_repo(root).fetch(missing, revs=[rev], workspace=False)
-        except DvcException as error:
-            why = " ".join(str(error).split())
-    for path in missing:
-        if not files[path].is_file():
-            fix = "dvc push (for an experiment dvc exp push) where it was made, then dvc fetch here"
-            raise InputError(f"not in DVC's cache, and not to be fetched: {why}", where=f"{path} of {rev[:7]}", fix=fix)
+    Not by revision: `Repo.fetch(revs=...)` looks for a remote with a relative path below `/` (DVC 3.67.1).
+    """
+    from dvc.exceptions import DvcException
+    from dvc_data.hashfile.hash_info import HashInfo
+
+    cache, why = cache_folder(root), "the remote does not have it"
+    try:
+        open_repo(root).cloud.pull([HashInfo("md5", md5) for md5 in missing.values()])
+    except DvcException as error:
+        why = " ".join(str(error).split())
+    for path, md5 in missing.items():
+        if not (cache / md5[:2] / md5[2:]).is_file():
+            fix = "dvc push (for an experiment dvc exp push) where it was made"
+            raise InputError(f"not in DVC's cache, and not to be fetched: {why}", where=path, fix=fix)
 
 
 # -- results that were recorded ----------------------------------------------------------------------------------------
