@@ -104,7 +104,7 @@ def join(path: Path, files: Iterable[Path]) -> None:
 def score_rows(cleaned: Cleaned) -> list[Facts]:
     """One row for each source and bin of quality; the other scores are in the data report."""
     return [
-        {"kept": kept, "dropped": dropped, "score": f"{source}: quality {number / BINS:.2f}"}
+        {"kept": kept, "dropped": dropped, "score": f"{source} {number / BINS:.2f}"}
         for source, scores in sorted(cleaned.scores.items())
         for number, (kept, dropped) in enumerate(zip(*map(scores["quality"].get, ("kept", "dropped")), strict=True))
     ]

@@ -69,7 +69,6 @@ def run(run: Run) -> None:
     ids = build.id_statistics(tokenizer, streams[TRAIN].histogram)
     run.metrics({**metrics.pop(TRAIN), **counts, "val": held_out, **ids, **metrics})
     run.plot("shard_mixture", build.shares_by_source(facts))
-    run.plot("shard_shares", build.shares_by_shard(facts))
 
 
 def tokenised(run: Run, mixture: MixtureParams, used: Collection[str], folder: Path) -> dict[str, dict[str, Tokens]]:

@@ -179,12 +179,8 @@ def histogram(name: str, origin: str, held_out: Sequence[Sampled], scores: Colum
         counts = np.bincount(np.minimum((values * BINS).astype(int), BINS - 1), minlength=BINS)
         for number, count in enumerate(counts):
             span = f"{number / BINS:.1f}-{(number + 1) / BINS:.1f}"
-            rows.append(
-                {
-                    "share": float(count / len(values)),
-                    "score": f"{source}: {name} ({origin_words(origin)} labels) {span}",
-                }
-            )
+            label = f"{source} {span} ({origin_words(origin)} labels)"
+            rows.append({"share": float(count / len(values)), "score": label})
     return rows
 
 

@@ -3,8 +3,9 @@
     python -m athanor compare [A [B]] [--json]
 
 A and B are names of experiments, Git revisions or `workspace`; without them
-the last commit is compared with the workspace. Only files that Git tracks are
-read (params.yaml, dvc.lock, metrics/), so nothing has to be checked out.
+the last commit is compared with the workspace. Nothing is checked out: Git has
+params.yaml and dvc.lock, and DVC's cache the metrics that the lock names. Those
+that the cache lacks are fetched from the DVC remote.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import json
 import math
 import re
 import sys
-import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -30,8 +30,9 @@ from athanor.runtime.facts import flatten, git
 from athanor.runtime.store import delivery
 
 WORKSPACE = "workspace"
-TRACKED = ("params.yaml", "dvc.lock", "metrics")
+TRACKED = ("params.yaml", dvc_lock.LOCK)
 CODE = ("athanor", "stages")
+METRICS, LEAVES = Path("metrics"), Path("metrics/runs")
 # A mapping with "stderr" holds its value under one of these names.
 VALUE_KEYS = ("bpb", "score", "rate", "loss", "difference")
 # They follow from the value, not worth a line of their own.
@@ -43,7 +44,7 @@ UI = "http://127.0.0.1:5000"
 
 @dataclass(frozen=True)
 class Side:
-    """One revision's tracked files. rev is "" for the workspace."""
+    """One revision's parameters and results. rev is "" for the workspace."""
 
     name: str
     rev: str
@@ -75,33 +76,32 @@ def _experiment(root: Path, name: str) -> str:
 def load(root: Path, name: str) -> Side:
     rev = resolve(root, name)
     if not rev:
-        return _read(root, name, rev)
+        return _read(root, root, name, rev)
     with tempfile.TemporaryDirectory() as scratch:
-        tracked = git(root, "ls-tree", "--name-only", rev, "--", *TRACKED).splitlines()
-        if tracked:
-            archive = Path(scratch) / "files.tar"
-            git(root, "archive", "--format=tar", f"--output={archive}", rev, *tracked)
-            with tarfile.open(archive) as tar:
-                # The filter came with Python 3.11.4; Git writes no member that it would refuse.
-                tar.extractall(scratch, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
-        return _read(Path(scratch), name, rev)
+        for path in TRACKED:
+            if text := git(root, "show", f"{rev}:./{path}"):
+                (Path(scratch) / path).write_text(text, encoding="utf-8")
+        return _read(root, Path(scratch), name, rev)
 
 
-def _read(folder: Path, name: str, rev: str) -> Side:
+def _read(root: Path, folder: Path, name: str, rev: str) -> Side:
     if not (folder / "params.yaml").is_file():
         raise InputError("no params.yaml there", where=name, fix="compare revisions of this pipeline")
-    leaves = {path.stem: read_json(path) for path in sorted((folder / "metrics" / "runs").glob("*.json"))}
+    lock = dvc_lock.outputs(folder / dvc_lock.LOCK)
+    files = {path: root / path for path in lock if Path(path).parent in (METRICS, LEAVES)}
+    if rev:
+        cache = dvc_view.cache_folder(root)
+        files = {path: cache / lock[path][:2] / lock[path][2:] for path in files}
+        if missing := {f"{path} of {name}": lock[path] for path, file in files.items() if not file.is_file()}:
+            dvc_view.fetch(root, missing)
+    found = {Path(path): read_json(file) for path, file in sorted(files.items()) if file.is_file()}
+    leaves = {path.stem: facts for path, facts in found.items() if path.parent == LEAVES}
     if not leaves:
-        fix = 'after a run: git add params.yaml dvc.lock metrics plots && git commit -m "First run"'
-        raise InputError("no results there (metrics/ is empty)", where=name, fix=fix if rev else "dvc repro")
-    return Side(
-        name,
-        rev,
-        read_yaml(folder / "params.yaml"),
-        {path.stem: read_json(path) for path in sorted((folder / "metrics").glob("*.json"))},
-        leaves,
-        dvc_lock.stages(folder / dvc_lock.LOCK),
-    )
+        fix = 'after a run: git add params.yaml dvc.lock metrics && git commit -m "First run"'
+        raise InputError("no results there", where=name, fix=fix if rev else "dvc repro, or dvc pull in a clone")
+    metrics = {path.stem: facts for path, facts in found.items() if path.parent == METRICS}
+    lock_stages = dvc_lock.stages(folder / dvc_lock.LOCK)
+    return Side(name, rev, read_yaml(folder / "params.yaml"), metrics, leaves, lock_stages)
 
 
 def changed(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

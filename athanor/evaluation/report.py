@@ -192,7 +192,7 @@ def table_rows(tables: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[di
             for model, table in tables.items()
             for name in ("stderr", "low", "high")
         }
-        for category in sorted(first)
+        for category in sorted(first, key=lambda name: (name != "all", name))
     ]
 
 

@@ -265,8 +265,8 @@ def code(stage: Mapping[str, Any]) -> Iterator[str]:
 def outputs(stage: Mapping[str, Any], needed: set[str]) -> Iterator[str]:
     """Every output is used by a stage or declared terminal, and kept in the cache.
 
-    Metrics and plots are for people and need no consumer; they may stay out of
-    the cache, because DVC's run-cache keeps them, and no other output may.
+    What lies in `metrics/` and `plots/` is for people and needs no consumer.
+    DVC's metrics may stay out of the cache, because its run-cache keeps them, and no other output may.
     """
     outs = {path: options for kind in ("outs", "metrics", "plots") for path, options in entries(stage.get(kind, []))}
     options_of = dict(entries(stage.get("outs", [])))
@@ -280,7 +280,7 @@ def outputs(stage: Mapping[str, Any], needed: set[str]) -> Iterator[str]:
         used = any(path == dep or PurePosixPath(path) in PurePosixPath(dep).parents for dep in needed)
         if used and path in terminal:
             yield f"{path} is declared terminal and has a consumer. Fix: remove it from meta.terminal"
-        if not used and path not in terminal:
+        if not used and path not in terminal and not path.startswith(("metrics/", "plots/")):
             yield f"{path} has no consumer. Fix: remove the output, or name it in meta: {{terminal: [{path}]}}"
     for path in terminal:
         if path not in options_of:

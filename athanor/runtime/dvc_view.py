@@ -132,6 +132,25 @@ def cached(out: Any) -> bool:
     return True
 
 
+def fetch(root: Path, missing: Mapping[str, str]) -> None:
+    """Bring files, path to MD5, from the remote into the cache; InputError when one cannot be had.
+
+    Not by revision: `Repo.fetch(revs=...)` looks for a remote with a relative path below `/` (DVC 3.67.1).
+    """
+    from dvc.exceptions import DvcException
+    from dvc_data.hashfile.hash_info import HashInfo
+
+    cache, why = cache_folder(root), "the remote does not have it"
+    try:
+        open_repo(root).cloud.pull([HashInfo("md5", md5) for md5 in missing.values()])
+    except DvcException as error:
+        why = " ".join(str(error).split())
+    for path, md5 in missing.items():
+        if not (cache / md5[:2] / md5[2:]).is_file():
+            fix = "dvc push (for an experiment dvc exp push) where it was made"
+            raise InputError(f"not in DVC's cache, and not to be fetched: {why}", where=path, fix=fix)
+
+
 # -- results that were recorded ----------------------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from athanor.base.artifacts import rounded, write_json, write_text
 from athanor.base.errors import ParamsError
 from athanor.base.strict import build, read_yaml
 from athanor.runtime import facts
+from athanor.runtime.headlines import HEADLINES, headlines
 from athanor.runtime.machine import anchor
 from athanor.runtime.redact import redact_params
 
@@ -55,9 +56,14 @@ class Stage:
             raise ParamsError(f"stage {self.stage} reads '{names[0]}' but does not declare it", where="dvc.yaml")
 
     def metrics(self, values: Mapping[str, Any]) -> None:
-        """Write metrics/<stage>.json. Facts that repeat exactly only: DVC hashes the file."""
+        """Write metrics/<stage>.json, and the headlines of a stage that has some to metrics/summary/<stage>.json.
+
+        Facts that repeat exactly only: DVC hashes the files.
+        """
         clean = rounded(values)
         write_json(self.root / "metrics" / f"{self.name}.json", clean)
+        if self.stage in HEADLINES:
+            write_json(self.root / "metrics" / "summary" / f"{self.name}.json", headlines(self.stage, clean))
         self._metrics = dict(facts.flatten(clean))
 
     def table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> Path:

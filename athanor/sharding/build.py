@@ -174,21 +174,6 @@ def shares_by_source(streams: Mapping[str, Mapping[str, Any]]) -> list[Facts]:
     ]
 
 
-def shares_by_shard(streams: Mapping[str, Mapping[str, Any]]) -> list[Facts]:
-    """Shards are counted through all streams."""
-    rows, shard_count = [], 0
-    for stream, facts in streams.items():
-        names = sorted(facts["per_shard"])
-        table = np.array([facts["per_shard"][name] for name in names]).T.tolist()
-        for number, tokens in enumerate(table, shard_count):
-            rows += [
-                {"stream": stream, "shard": number, "source": name, "share": count / sum(tokens)}
-                for name, count in zip(names, tokens, strict=True)
-            ]
-        shard_count += len(table)
-    return rows
-
-
 def mixture_table(sources: Sequence[MixSource], plan: Plan, requested_tokens: int | None) -> str:
     """A plan as a table for people: one line for each source, and what ends the stream."""
     header = f"{'source':<20} {'documents':>12} {'tokens':>15} {'share':>7} {'cap':>7} {'epochs':>7} {'in stream':>15}"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-MAX_ROWS = 2000
+MAX_ROWS = 200  # more would be a solid block of noise in a plot; the tracking UI has every step
 FIELDS = ("loss", "grad_norm", "skipped")
 
 
@@ -43,7 +43,7 @@ class History:
         return all(mine[: len(theirs)].tobytes() == theirs.tobytes() for mine, theirs in pairs)
 
     def curve(self, batch_tokens: int, lr_at: Callable[[int], float]) -> list[dict[str, float | None]]:
-        """At most 2000 rows: tokens and learning rate at a row's end, means of loss and gradient norm.
+        """At most 200 rows: tokens and learning rate at a row's end, means of loss and gradient norm.
 
         Steps that were skipped in training (not finite, or far out) do not
         enter the means; a row of nothing but them holds None.

@@ -13,7 +13,7 @@ from athanor.training.meter import STEP_PARTS
 
 @dataclass
 class TrainResult:
-    """`curve`: at most 2000 rows of means; `validations`: {step, tokens, scores} each, the last one at the end.
+    """`curve`: at most 200 rows of means; `validations`: {step, tokens, scores} each, the last one at the end.
 
     `pairs`: pairs of query and key that the documents of all steps allowed.
     `trained_tokens` and `seconds` (by part, see `Meter.summary`) are of this

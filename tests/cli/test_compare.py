@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from athanor.base.artifacts import write_text
 from athanor.cli.compare import compare_values
 from tests.e2e.clone import Clone, commit
 
@@ -30,9 +31,7 @@ stages:
     cmd: python measure.py
     deps: [measure.py, data/clean/val.parquet, data/battery, models/sft/model.txt]
     params: [eval]
-    metrics:
-      - metrics/eval.json: {cache: false}
-      - metrics/runs/eval.json: {cache: false}
+    outs: [metrics/eval.json, metrics/runs/eval.json]
 """
 PARAMS = "sft: {lr: 0.004, sources: [a, b]}\neval: {seed: 1}\nmodel: {layers: 2}\nexport: {name: one}\n"
 MEASURE = """
@@ -62,7 +61,7 @@ def repo(tmp_path_factory) -> Clone:
         "data/clean/val.parquet": "held out",
         "data/battery/items.jsonl": "questions",
         "athanor/model.py": "WIDTH = 1\n",
-        ".gitignore": "/.athanor\n",
+        ".gitignore": "/.athanor\n/metrics\n",
     }.items():
         (clone.path / name).parent.mkdir(parents=True, exist_ok=True)
         (clone.path / name).write_text(text)
@@ -70,6 +69,7 @@ def repo(tmp_path_factory) -> Clone:
     clone.run("git", "config", "user.name", "t")
     clone.run("git", "config", "user.email", "t@localhost")
     clone.dvc("init", "-q")
+    clone.dvc("remote", "add", "-q", "store", str(tmp_path_factory.mktemp("remote") / "store"))
     clone.dvc("repro", "-q")
     commit(clone, "first")
     clone.run("git", "tag", "first")
@@ -81,6 +81,7 @@ def repo(tmp_path_factory) -> Clone:
 def reset(clone: Clone) -> None:
     clone.run("git", "checkout", "-q", "--force", "main")
     clone.run("git", "clean", "-qfd")
+    clone.dvc("checkout", "-q", "--force")
 
 
 RUN = """
@@ -166,7 +167,7 @@ def test_code_is_counted_and_stages_named(repo):
     try:
         (repo.path / "athanor/model.py").write_text("WIDTH = 2\n")
         (repo.path / "athanor/new.py").write_text("")
-        (repo.path / "metrics/runs/eval.json").write_text('{"run": "eval-0.004", "code": "c2"}')
+        write_text(repo.path / "metrics/runs/eval.json", '{"run": "eval-0.004", "code": "c2"}')
         found = facts(repo, "lower", "workspace")
         assert found["code"] == {"files": ["athanor/model.py", "athanor/new.py"], "stages": ["eval"]}
         said = compare(repo, "lower").stdout
@@ -222,12 +223,25 @@ def test_a_name_on_two_baselines_asks_which(repo):
 
 def test_a_commit_without_results_says_what_to_commit(repo):
     try:
-        repo.run("git", "rm", "-rq", "metrics")
-        commit(repo, "no metrics")
+        repo.run("git", "rm", "-q", "dvc.lock")
+        commit(repo, "no results")
         done = compare(repo, "HEAD", "lower", check=False)
-        assert done.returncode == 1 and "git add params.yaml dvc.lock metrics plots" in done.stderr
+        assert done.returncode == 1 and "git add params.yaml dvc.lock metrics" in done.stderr
     finally:
         repo.run("git", "reset", "-q", "--hard", "first")
+
+
+def test_metrics_that_the_cache_lacks_come_from_the_remote(repo, tmp_path):
+    repo.run("git", "clone", "-q", str(repo.path), str(tmp_path / "clone"))
+    clone = Clone(tmp_path / "clone")
+    done = compare(clone, "HEAD", "first", check=False)
+    assert done.returncode == 1 and "metrics/eval.json of" in done.stderr and "Fix: dvc push" in done.stderr
+    assert "no remote" in done.stderr.lower() and done.stderr.count("\n") == 1
+    store = repo.dvc("remote", "list").stdout.split()[1]
+    repo.dvc("push", "-q", "-r", "store")
+    clone.dvc("remote", "add", "-q", "--local", "-d", "store", store)
+    assert facts(clone, "HEAD", "first")["metrics"] == {}
+    assert len([path for path in (clone.path / ".dvc/cache/files").rglob("*") if path.is_file()]) == 2
 
 
 def test_judgement():

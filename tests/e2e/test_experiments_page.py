@@ -134,13 +134,16 @@ def _(tour: Tour) -> None:
 
 @after("Look")
 def _(tour: Tour) -> None:
-    table = tour.output("dvc exp show --drop")
+    table = tour.output("dvc exp show")
     titles = next(line for line in table.splitlines() if "Experiment" in line).split()
-    assert titles == ["Experiment", "battery.sft.all.score", "bpb.all.sft.bpb", "sft.lr"] and "lower-lr" in table
+    assert titles == ["Experiment", "loss", "sft_bpb", "sft.lr"] and "lower-lr" in table
+    for said in (table, tour.clone.dvc("metrics", "show").stdout):
+        assert len(said.splitlines()) <= 40 and max(map(len, said.splitlines())) <= 100, said
     assert re.search(r"params.yaml +sft.lr +0.004 +0.001", tour.output("dvc params diff"))
-    assert "bpb.all.sft.bpb" in tour.output("dvc metrics diff") and "runs" not in tour.output("dvc metrics diff")
-    assert "sft.lr" in tour.output("dvc exp diff")
-    assert "SFT loss" in (tour.here / "dvc_plots" / "index.html").read_text()
+    metrics = set(re.findall(r"metrics/\S+ +(\w+)", tour.output("dvc metrics diff")))
+    assert {"loss", "sft_bpb"} <= metrics <= {"loss", "sft_bpb", "accuracy"}
+    page = (tour.here / "dvc_plots" / "index.html").read_text()
+    assert page.index("Pretraining_loss") < page.index("SFT_loss") < page.index("Learning_rate")
     said = tour.output("athanor compare")
     assert re.search(r"sft.lr +0.004 -> 0.001", said) and "bpb.all.sft" in said and "MLflow" in said
     # The workspace is at the commit again.
@@ -156,8 +159,11 @@ def _(tour: Tour) -> None:
     assert sorted(grid.values()) == [("0.002", "0.0"), ("0.002", "0.2"), ("0.006", "0.0"), ("0.006", "0.2")], grid
     log = tour.output("dvc queue logs")
     assert "python -m stages.sft" in log and "stages.pretrain" not in log
-    rows = re.findall(r"\[(grid-\d)\] +Success +([\d.]+)", tour.output("dvc exp show --hide-workspace"))
-    scores = [float(score) for _, score in rows]
+    table = tour.output("dvc exp show --hide-workspace").splitlines()
+    assert len(table) <= 40 and max(map(len, table)) <= 100, table
+    column = next(line for line in table if "Experiment" in line).split().index("sft_bpb")
+    rows = [line.replace("── ", "──").replace(" [", "[").split() for line in table if "[grid-" in line]
+    scores = [float(row[column]) for row in rows]
     assert len(rows) == 4 and scores == sorted(scores) and len(set(scores)) > 1
     assert tour.clone.run("git", "status", "--porcelain").stdout == ""  # the queue left the workspace alone
 
@@ -185,7 +191,10 @@ def _(tour: Tour) -> None:
 
 @after("Share")
 def _(tour: Tour) -> None:
-    assert (tour.here.parent / "athanor-store" / "files").is_dir()
+    store = tour.here.parent / "athanor-store" / "files" / "md5"
+    lock = tour.clone.run("git", "show", "lower-lr-branch:dvc.lock").stdout
+    tuned = re.search(r"path: models/sft\n +hash: md5\n +md5: (..)(\S+)", lock)
+    assert tuned and (store / tuned[1] / tuned[2]).is_file()  # with a relative path DVC took it to /athanor-store
     assert "lower-lr" in tour.clone.dvc("exp", "list", "share", "--all-commits").stdout
 
 

@@ -12,6 +12,7 @@ import pytest
 from athanor.base.errors import AthanorError
 from athanor.base.strict import read_yaml
 from athanor.runtime import closure
+from athanor.runtime.headlines import HEADLINES, headlines
 from tests.runtime.view import ROOT
 
 
@@ -146,9 +147,8 @@ stages:
     meta:
       terminal: [report]
     deps: [athanor/model/net.py, corpus]
-    outs: [whole, part, report]
-    metrics: [metrics/make.json: {cache: false}]
-    plots: [plots/make.tsv: {cache: false}]
+    outs: [metrics/make.json, plots/make.tsv, whole, part, report]
+    metrics: [metrics/summary/make.json: {cache: false}]
   use:
     cmd: python -m stages.tune
     deps: [whole, part/manifest.json]
@@ -165,10 +165,10 @@ stages:
         ("terminal: [report]", "terminal: [report, whole]", "make: whole is declared terminal and has a consumer"),
         ("terminal: [report]", "terminal: [report, part]", "make: part is declared terminal and has a consumer"),
         ("terminal: [report]", "terminal: [report, gone]", "make: gone is declared terminal and is no output"),
-        ("[whole, part, report]", "[whole: {persist: true}, part, report]", "make: whole persists"),
-        ("make.json: {cache: false}", "make.json: {persist: true}", "make: metrics/make.json persists"),
-        ("[whole, part, report]", "[whole: {cache: false}, part, report]", "make: whole is an uncached output"),
-        ("outs: [whole", 'outs: ["${name}", whole', "stages.make.outs: ${} hides a parameter"),
+        ("whole, part, report]", "whole: {persist: true}, part, report]", "make: whole persists"),
+        ("make.json: {cache: false}", "make.json: {persist: true}", "make: metrics/summary/make.json persists"),
+        ("whole, part, report]", "whole: {cache: false}, part, report]", "make: whole is an uncached output"),
+        ("outs: [metrics", 'outs: ["${name}", metrics', "stages.make.outs: ${} hides a parameter"),
         ("  use:", '  "use${x}":', "stages: ${} hides a parameter"),
         ("stages:", "vars: [{x: 1}]\nstages:", "vars: templating hides a parameter"),
         ("  use:\n", "  use:\n    matrix: {a: [1]}\n", "use: matrix hides stages"),
@@ -188,6 +188,20 @@ def test_rules_of_the_graph(tmp_path, old, new, problem):
     else:
         assert any(line.startswith(problem) for line in found), found
         assert all("Fix: " in line for line in found)
+
+
+def test_dvc_has_six_metrics_and_none_is_called_like_a_dependency():
+    """`battery` was: DVC then puts the folder's hash into the metric's column of `dvc exp show`."""
+    stages = read_yaml(ROOT / "dvc.yaml")["stages"]
+    found = {
+        name: [path for path, _ in closure.entries(stage["metrics"])]
+        for name, stage in stages.items()
+        if "metrics" in stage
+    }
+    assert found == {name: [f"metrics/summary/{name}.json"] for name in HEADLINES}
+    others = {*read_yaml(ROOT / "params.yaml"), *(dep for stage in stages.values() for dep in stage["deps"])}
+    assert not others & {short for names in HEADLINES.values() for short in names}
+    assert headlines("pretrain", {"parameters": 3}) == {"parameters": 3} and headlines("clean", {"loss": 1}) == {}
 
 
 def test_side_stages_are_checked_and_mended_in_their_own_file(repo):

@@ -61,6 +61,7 @@ def outputs():
 def test_figures_and_files(workspace):
     execute()
     metrics = read_json("metrics/eval.json")
+    assert set(read_json("metrics/summary/eval.json")) == {"base_bpb", "sft_bpb", "accuracy"}
     for name in ("base", "sft"):
         assert metrics["battery"][name]["all"]["n"] == 6 and metrics["development"][name]["n"] == 6
         assert {"n", "score", "stderr", "low", "high", "floor", "margin_stderrs"} <= set(
@@ -95,7 +96,7 @@ def test_figures_and_files(workspace):
     assert len(rows) == 24 and {row["model"] for row in rows} == {"base", "sft"}
     with open("plots/eval_battery.tsv") as file:
         table = list(csv.DictReader(file, delimiter="\t"))
-    assert len(table) == 7 and {"category", "base", "sft", "floor"} <= set(table[0])
+    assert len(table) == 7 and {"category", "base", "sft", "floor"} <= set(table[0]) and table[0]["category"] == "all"
     assert "## copy" in Path("data/eval/samples.md").read_text()
     assert "| warm | 4 |" in Path("data/eval/battery.md").read_text()
     facts = read_json("metrics/runs/eval.json")["facts"]

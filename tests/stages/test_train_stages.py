@@ -113,6 +113,8 @@ def test_pretrain_outputs(pretrained):
     assert sorted(metrics["validation"]) == ["all", "code", "prose"]
     assert all(score["stderr"] > 0 and 400 <= score["bytes"] < 1000 for score in metrics["validation"].values())
     assert metrics["train_loss"] < np.log(VOCAB)
+    summary = {"bpb": metrics["validation"]["all"]["bpb"], "parameters": 5712}
+    assert read_json(root / "metrics/summary/pretrain.json") == summary
     rows = list(csv.DictReader((root / "plots/pretrain.tsv").open(), delimiter="\t"))
     assert list(rows[0]) == ["tokens", "loss", "lr", "grad_norm"] and len(rows) == 20
     with (root / "plots/pretrain_validation.tsv").open() as file:
@@ -207,6 +209,7 @@ def test_sft_outputs(pretrained):
     rows = len(packed.PackedRows(root / "data/sft", "train"))
     assert metrics["tokens"] == int(1.5 * rows * CONTEXT) // 64 * 64
     assert metrics["validation"]["conversations"] == 5 and metrics["validation"]["stderr"] > 0
+    assert read_json(root / "metrics/summary/sft.json") == {"loss": metrics["validation"]["loss"]}
     base, _ = load_model(root / "models/base")
     tuned, facts = load_model(root / "models/sft")
     assert facts == {"tokenizer_digest": "tok", "template_hash": "tpl", "skipped_ranges": []}

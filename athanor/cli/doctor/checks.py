@@ -199,8 +199,7 @@ def _ship(root: Path) -> str:
 def untracked(checkout: Checkout) -> Iterator[Finding]:
     """Files that a stage reads in the workspace and an experiment in a clone would miss."""
     graph = Graph(checkout.root)
-    outs = {out for stage in graph.stages for out in graph.outputs(stage)}
-    makers = [Path(out) for out in outs] + [Path("metrics"), Path("plots")]
+    makers = [Path(out) for stage in graph.stages for out in graph.outputs(stage)]
     deps = {str(dep) for stage in graph.stages.values() for dep in stage.get("deps", [])}
     deps = {dep for dep in deps if not any(maker == Path(dep) or maker in Path(dep).parents for maker in makers)}
     deps |= {"params.yaml", "dvc.yaml"}
