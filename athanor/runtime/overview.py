@@ -22,24 +22,28 @@ Point = tuple[str, float, int, int]
 
 HEALTH = ("", "ok", "info", "warning", "critical")  # of a run that the health monitor watched, better first
 VIEW = "athanor"  # of the list of runs: `viewStateShareKey` in its address
+FIXED = ("0", "attributes.`Run Name`", "runDateAndNestInfo", "duration")  # the list begins with them in any case
 COLUMNS = {  # of the list, and how wide they are
-    "metrics.`eval.battery`": 100,
-    "metrics.`eval.sft_bits_per_byte`": 190,
+    "tags.`health`": 80,
+    "metrics.`eval.battery`": 110,
+    "metrics.`eval.sft_bits_per_byte`": 180,
     "metrics.`pretrain.bits_per_byte`": 180,
-    "tags.`health`": 90,
 }
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
-VIEW_STATE = json.dumps({"selectedColumns": list(COLUMNS), "columnWidths": COLUMNS})
-# Names of the journal and MLflow's. What stands before a slash is a section of charts there; those without one, the
-# losses, come first, and `system/` has a page of its own.
+VIEW_STATE = json.dumps(
+    {"selectedColumns": list(COLUMNS), "columnOrder": [*FIXED, *COLUMNS], "columnWidths": COLUMNS}, sort_keys=True
+)
+# Names of the journal and MLflow's. What stands before a slash is a section of charts there. The losses' section is
+# called "Model metrics" and the sections are sorted, so the others begin with letters after M; `system/` has its page.
 NAMES = (
     (r"disk\.free_bytes", "system/disk_available_megabytes"),
     (r"memory\.host_bytes", "system/process_memory_megabytes"),
     (r"memory\.bytes", "system/peak_memory_megabytes"),
-    (r"(loss|val_bpb|val_loss)\.(?!all$)(.+)", r"\1_by_source/\2"),
+    (r"((?:loss|val_bpb|val_loss)\.(?!all$).+)", r"sources/\1"),
     (r"(grad_norm|lr|skipped)", r"optimizer/\1"),
     (r"(tokens|tokens_per_second|cpu\.wait_share)", r"speed/\1"),
-    (r"(time|vitals|health)\.(.+)", r"\1/\2"),
+    (r"health\.(.+)", r"monitor/\1"),
+    (r"(time|vitals)\.(.+)", r"\1/\2"),
 )
 CURVES = {"loss": "train_loss", "val_loss": "val_loss", "val_bpb.all": "bits_per_byte"}  # a parent has them, too
 CURVE_POINTS = 200
@@ -166,7 +170,8 @@ def _changes(root: Path, params: Mapping[str, str]) -> tuple[str, str]:
 
 def parent_tags(meta: dict[str, Any]) -> dict[str, Any]:
     source = f"dvc exp run -n {meta['experiment']}" if meta["experiment"] else "dvc repro"
-    return {"athanor.key": meta["key"], **_tags(meta, source, ("experiment", "dirty"))}
+    names = ("experiment", "dirty") if meta["experiment"] else ("dirty",)
+    return {"athanor.key": meta["key"], **_tags(meta, source, names)}
 
 
 def child_tags(meta: dict[str, Any], parent: str) -> dict[str, Any]:

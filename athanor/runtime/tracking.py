@@ -283,12 +283,15 @@ class Tracker:
         numbers = {name: float(value) for name, value in plain.items() if type(value) in (int, float)}
         final, top = [], []
         if status == "FINISHED":
-            final = [Metric(overview.key(f"final/{name}"), value, stamp, 0) for name, value in numbers.items()]
-            # After the curves: the last point of a metric is the one that tables show.
+            final = [Metric(overview.key(f"summary/{name}"), value, stamp, 0) for name, value in numbers.items()]
             if "train_loss" in numbers:
                 scores |= {"seconds": numbers["seconds"]}
-            prefix, step = overview.prefix(meta["stage"]), int(numbers.get("steps", 0))
-            top = [Metric(f"{prefix}.{name}", float(value), stamp, step) for name, value in scores.items()]
+            prefix, steps = (
+                overview.prefix(meta["stage"]),
+                dict.fromkeys(overview.CURVES.values(), numbers.get("steps", 0)),
+            )
+            # At the end of its curve, where it has one: tables show the point of the last step.
+            top = [Metric(f"{prefix}.{n}", float(value), stamp, int(steps.get(n, 0))) for n, value in scores.items()]
             self.client.log_dict(run_id, metrics, "metrics.json")
         texts = {
             f"athanor.{overview.key(name)}": str(value)[:TAG_CHARS] for name, value in end.get("facts", {}).items()
