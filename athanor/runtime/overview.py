@@ -33,13 +33,16 @@ VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
 VIEW_STATE = json.dumps(
     {"selectedColumns": list(COLUMNS), "columnOrder": [*FIXED, *COLUMNS], "columnWidths": COLUMNS}, sort_keys=True
 )
-# Names of the journal and MLflow's. What stands before a slash is a section of charts there. The losses' section is
-# called "Model metrics" and the sections are sorted, so the others begin with letters after M; `system/` has its page.
+# Names of the journal and MLflow's. What stands before a slash is a section of charts there, and they are sorted: the
+# losses come first. `system/` has a page of its own.
 NAMES = (
+    (r"loss", "loss/train"),
+    (r"val_loss", "loss/val"),
+    (r"val_bpb\.all", "loss/val_bits_per_byte"),
     (r"disk\.free_bytes", "system/disk_available_megabytes"),
     (r"memory\.host_bytes", "system/process_memory_megabytes"),
     (r"memory\.bytes", "system/peak_memory_megabytes"),
-    (r"((?:loss|val_bpb|val_loss)\.(?!all$).+)", r"sources/\1"),
+    (r"((?:loss|val_bpb|val_loss)\..+)", r"sources/\1"),
     (r"(grad_norm|lr|skipped)", r"optimizer/\1"),
     (r"(tokens|tokens_per_second|cpu\.wait_share)", r"speed/\1"),
     (r"health\.(.+)", r"monitor/\1"),
