@@ -120,6 +120,7 @@ def _register(client: MlflowClient, folder: Path, maker: Run, digest: str) -> st
         from mlflow.models import Model
         from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
+        mlflow.set_experiment(experiment_id=maker.info.experiment_id)  # a model lies with its experiment
         parent = client.get_run(maker.data.tags["mlflow.parentRunId"])
         with tempfile.TemporaryDirectory() as scratch:
             card = client.download_artifacts(maker.info.run_id, "MODEL_CARD.md", scratch)
