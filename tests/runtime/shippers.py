@@ -128,7 +128,13 @@ def points(journal: Journal, first: int, last: int) -> None:
 
 def finish(journal: Journal, status: str = "FINISHED") -> None:
     more = {} if status == "FINISHED" else {"error": f"{status} for a reason"}
-    journal.close(status, metrics={"validation.all.bpb": 1.5, "train_loss": 2.0, "steps": 3}, facts={"slot": "abc"}, seconds=2.0, **more)
+    journal.close(
+        status,
+        metrics={"validation.all.bpb": 1.5, "train_loss": 2.0, "steps": 3},
+        facts={"slot": "abc"},
+        seconds=2.0,
+        **more,
+    )
 
 
 def die(journal: Journal) -> None:
