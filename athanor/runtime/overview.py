@@ -30,9 +30,7 @@ COLUMNS = {  # of the list, and how wide they are
     "metrics.`pretrain.bits_per_byte`": 180,
 }
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
-VIEW_STATE = json.dumps(
-    {"selectedColumns": list(COLUMNS), "columnOrder": [*FIXED, *COLUMNS], "columnWidths": COLUMNS}, sort_keys=True
-)
+VIEW_STATE = json.dumps({"selectedColumns": list(COLUMNS), "columnOrder": [*FIXED, *COLUMNS], "columnWidths": COLUMNS})
 # Names of the journal and MLflow's. What stands before a slash is a section of charts there, and they are sorted: the
 # losses come first. `system/` has a page of its own.
 NAMES = (
@@ -110,11 +108,11 @@ def description(
     preset, changed = _changes(root, {**_params_of(root, makers.values()), **params})
     again = [f"git checkout {commit[:7]}"] if commit else []
     again += [f"dvc exp apply {experiment}"] if experiment else [f"athanor preset use {preset}"] if edited else []
+    of_preset = f" Parameters: preset `{preset}`{f' with {changed}' if changed else ''}." if preset else ""
     parts = [
-        "\n".join(["| | |", "|---|---|", *(f"| {label} | {score} |" for label, score in rows)]) if rows else "",
         f"{f'Experiment **{experiment}**' if experiment else f'Branch {branch}'}{of_commit}"
-        f"{', with edits that were not committed' if edited else ''}.",
-        f"Parameters: preset `{preset}`{f', with {changed}' if changed else ''}." if preset else "",
+        f"{', with edits that were not committed' if edited else ''}.{of_preset}",
+        "\n".join(["| | |", "|---|---|", *(f"| {label} | {score} |" for label, score in rows)]) if rows else "",
         f"To make it again: `{' && '.join([*again, 'athanor repro'])}`"
         f"{', with these parameters' if changed and edited and not experiment else ''}.",
     ]
