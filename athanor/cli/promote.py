@@ -29,6 +29,7 @@ from athanor.base.errors import InputError
 from athanor.runtime import ship
 from athanor.runtime.facts import git, leaf
 from athanor.runtime.machine import anchor
+from athanor.runtime.overview import NOTE
 from athanor.runtime.redact import redact
 from athanor.runtime.store import EXPERIMENT
 from athanor.serving.discover import FACTS_FILE, TORCH, AvailableModel, discover, materialise
@@ -142,5 +143,5 @@ def _register(client: MlflowClient, folder: Path, maker: Run, digest: str) -> st
         )
         tags = {DIGEST_TAG: digest, "athanor.run": maker.data.tags["athanor.run"]}
         version = mlflow.register_model(logged.model_uri, NAME, tags=tags).version
-    client.update_model_version(NAME, version, parent.data.tags.get("mlflow.note.content", ""))
+    client.update_model_version(NAME, version, parent.data.tags.get(NOTE, ""))
     return str(version)

@@ -29,6 +29,7 @@ COLUMNS = {  # of the list, and how wide they are
     "metrics.`eval.sft_bits_per_byte`": 180,
     "metrics.`pretrain.bits_per_byte`": 180,
 }
+NOTE, NOTE_DIGEST = "mlflow.note.content", "mlflow.athanor.note"  # MLflow shows no tags of its own
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
 VIEW_STATE = json.dumps({"selectedColumns": list(COLUMNS), "columnOrder": [*FIXED, *COLUMNS], "columnWidths": COLUMNS})
 # Names of the journal and MLflow's. What stands before a slash is a section of charts there, and they are sorted: the
@@ -107,7 +108,8 @@ def description(
     makers = {name.removeprefix("athanor.made_by."): run for name, run in tags.items() if ".made_by." in name}
     preset, changed = _changes(root, {**_params_of(root, makers.values()), **params})
     again = [f"git checkout {commit[:7]}"] if commit else []
-    again += [f"dvc exp apply {experiment}"] if experiment else [f"athanor preset use {preset}"] if edited else []
+    if experiment or edited and preset:
+        again += [f"dvc exp apply {experiment}" if experiment else f"athanor preset use {preset}"]
     of_preset = f" Parameters: preset `{preset}`{f' with {changed}' if changed else ''}." if preset else ""
     parts = [
         f"{f'Experiment **{experiment}**' if experiment else f'Branch {branch}'}{of_commit}"
@@ -146,10 +148,11 @@ def _params_of(root: Path, runs: Iterable[str]) -> dict[str, str]:
 
 @lru_cache(maxsize=8)
 def _presets(folder: Path) -> dict[str, dict[str, str]]:
-    return {
-        name: {key: str(value) for key, value in flatten(presets.values(folder / f"{name}.yaml"))}
-        for name in presets.names(folder)
-    }
+    found = {}
+    for name in presets.names(folder):
+        with contextlib.suppress(AthanorError):  # a broken one must not hold up what is shipped
+            found[name] = {key: str(value) for key, value in flatten(presets.values(folder / f"{name}.yaml"))}
+    return found
 
 
 def _changes(root: Path, params: Mapping[str, str]) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from athanor.base.artifacts import naming, read_json, write_json
+from athanor.base.artifacts import digest, naming, read_json, write_json
 from athanor.runtime import overview
 from athanor.runtime.headlines import headlines
 from athanor.runtime.journal import has_more, last_ms
@@ -328,10 +328,11 @@ class Tracker:
             tags[f"athanor.made_by.{child_tags['athanor.stage']}"] = child_tags["athanor.run"]
         health = max((run.data.tags.get("health", "") for run in children), key=overview.HEALTH.index, default="")
         tags |= {"health": health} if health else {}
-        parent = self.client.get_run(parent_id)
-        data = parent.data
+        data = self.client.get_run(parent_id).data
         text = overview.description(self.root, {**data.tags, **tags}, data.params, data.metrics, health)
-        tags["mlflow.note.content"] = text[:TAG_CHARS]
+        old = data.tags.get(overview.NOTE, "")
+        if not old or data.tags.get(overview.NOTE_DIGEST) == digest(old):  # what a person wrote there stays
+            tags |= {overview.NOTE: text[:TAG_CHARS], overview.NOTE_DIGEST: digest(text[:TAG_CHARS])}
         self._send(parent_id, tags=[RunTag(key, value) for key, value in tags.items()])
         if any(run.info.status == "RUNNING" for run in children):
             self.client.update_run(parent_id, status="RUNNING")

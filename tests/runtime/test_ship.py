@@ -119,6 +119,21 @@ def test_stages_of_one_configuration_share_a_parent_and_another_has_its_own(stor
     assert parents[0] == parents[1] != parents[2]
 
 
+def test_a_description_that_a_person_wrote_stays(store):
+    root, tracker = store
+    notes = []
+    for number, own in enumerate(["", "Mine.", ""]):
+        path, journal = folder(root, f"note-{number}", "clean", 1, key="noted@1111111/aaaaaaaa")
+        finish(journal)
+        tracker.ship(path, live=False)
+        run = tracker.client.get_run(read_json(path / "ship.json")["mlflow_run"])
+        parent = run.data.tags["mlflow.parentRunId"]
+        notes.append(tracker.client.get_run(parent).data.tags["mlflow.note.content"])
+        if own:
+            tracker.client.set_tag(parent, "mlflow.note.content", own)
+    assert notes[0] == notes[1] and "Branch noted" in notes[0] and notes[2] == "Mine."
+
+
 def test_a_branch_with_a_quote_in_its_name_has_a_parent_of_its_own(store):
     """MLflow's queries cannot quote a quote, so they ask with a wildcard, which finds others, too."""
     root, tracker = store
