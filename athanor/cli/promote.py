@@ -109,7 +109,8 @@ def _maker(client: MlflowClient, root: Path, model: AvailableModel, store: str) 
     experiment = client.get_experiment_by_name(EXPERIMENT)
     runs = client.search_runs([experiment.experiment_id], f"tags.`athanor.run` = '{run}'") if experiment else []
     if not runs:
-        raise InputError(f"run {run}, which made it, is not there", where=store, fix="athanor ship --rebuild")
+        fix = "athanor ship --wait 600; for a store that is new, athanor ship --rebuild"
+        raise InputError(f"run {run}, which made it, is not there", where=store, fix=fix)
     return runs[0]
 
 
