@@ -57,12 +57,14 @@ def run(args: argparse.Namespace) -> int:
     digest = sha256_file(folder / FACTS_FILE)  # it has the hash of each file beside it
     ship.wait(root, 60.0)
     uri = ship.tracking_uri(root)
-    os.environ |= {"HF_HUB_OFFLINE": "1", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    os.environ |= {"HF_HUB_OFFLINE": "1"}
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "120")  # weights take longer than rows of a journal
     import mlflow
-    from mlflow.tracking import MlflowClient
 
+    from athanor.runtime.tracking import Tracker
+
+    client = Tracker(root, uri).client
     mlflow.set_tracking_uri(uri)
-    client = MlflowClient()
     versions = client.search_model_versions(f"name = '{NAME}'")
     same = [version.version for version in versions if version.tags.get(DIGEST_TAG) == digest]
     if same:
