@@ -80,11 +80,13 @@ def run(args: argparse.Namespace) -> int:
 def _model(root: Path, value: str) -> AvailableModel:
     """The exact weights of an export; InputError unless they come from the weights beside it and are whole."""
     export = root / EXPORT
+    own = Path(value).resolve() == export
     try:
-        found = discover(root, [] if Path(value).resolve() == export else [value])
+        found = discover(root, [] if own else [value])
     except InputError as error:
         raise InputError(error.what, where=value, fix=error.fix) from None
-    model = found[0] if found and found[0].fetch else next((m for m in found if m.path == str(export / HF_DIR)), None)
+    wanted = (model for model in found if model.path == str(export / HF_DIR) or model.fetch and not own)
+    model = next(wanted, None)
     if model is None or model.backend != TORCH:
         raise InputError("no export of this pipeline", where=value, fix=f"athanor repro; it makes {EXPORT}")
     if model.problem:

@@ -63,4 +63,4 @@ def test_an_experiment_is_promoted_with_the_run_that_made_it(micro):
     version = client.get_model_version_by_alias("athanor", "champion")
     assert client.get_run(version.run_id).info.run_name == "candidate"
     promote(micro)  # and back, without a new version
-    assert client.get_model_version_by_alias("athanor", "champion").version == "1"
+    assert client.get_model_version_by_alias("athanor", "champion").version == 1
