@@ -30,6 +30,7 @@ COMMANDS = {  # name: arguments, what it does
     "evaluate": ("[--model PATH] [--watch]", "perplexity, in any runtime; of checkpoints too"),
     "serve": ("[--model PATH ...]", "a chat page, and OpenAI's protocol for any client"),
     "chat": ("[list | export | ...]", "talk to the exported model; use corrections"),
+    "promote": ("[EXPERIMENT] [--alias A]", "register the exported model in MLflow"),
     "health": ("[RUN] [--json]", "what went wrong in a training, and what to change"),
     "ui": ("[--port N]", "MLflow on the page that shows the runs"),
     "ship": ("[--wait S] [--rebuild]", "deliver journals to MLflow"),
@@ -45,7 +46,7 @@ COMMANDS = {  # name: arguments, what it does
 FIRST = {  # what `athanor --help` shows, in this order; the others are listed by `athanor help --all`
     "Build": ("new", "repro", "plan", "summary", "stop", "preset"),
     "Look at it": ("data", "compare", "health", "ui", "doctor"),
-    "Use it": ("serve", "chat", "verify"),
+    "Use it": ("serve", "chat", "verify", "promote"),
 }
 OF_DEVELOPERS = ("accept", "bench", "deps", "ship")
 MODULE_NAMES = {  # modules that have another name than their command

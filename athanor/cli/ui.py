@@ -17,6 +17,7 @@ import time
 from athanor.base.errors import InputError
 from athanor.runtime import ship
 from athanor.runtime.machine import anchor
+from athanor.runtime.overview import VIEW
 from athanor.runtime.redact import redact
 from athanor.runtime.store import EXPERIMENT
 
@@ -35,8 +36,9 @@ def run(args: argparse.Namespace) -> int:
     from mlflow.tracking import MlflowClient
 
     experiment = MlflowClient(tracking_uri=uri).get_experiment_by_name(EXPERIMENT)
-    # Without the query the UI opens in its GenAI mode, which hides these runs.
-    fragment = f"#/experiments/{experiment.experiment_id}/runs?workflowType=machine_learning" if experiment else ""
+    # Without the query the UI opens in its GenAI mode, which hides these runs, and without columns that tell them apart.
+    query = f"workflowType=machine_learning&viewStateShareKey={VIEW}"
+    fragment = f"#/experiments/{experiment.experiment_id}/runs?{query}" if experiment else ""
     if uri.startswith("http"):
         print(f"open {redact(uri).rstrip('/')}/{fragment}")
         return 0

@@ -136,12 +136,18 @@ class Guards:
             self._saving = False
 
     def scalars(self) -> dict[str, float]:
-        """Numbers for the journal, now and then: the bytes that are free for checkpoints."""
+        """Numbers for the journal, now and then: the bytes that are free for checkpoints, and the machine's load."""
         now = time.monotonic()
         if self._free is None or now < self._next_log:
             return {}
         self._next_log = now + DISK_LOG_SECONDS
-        return {"disk.free_bytes": self._free}
+        import psutil
+
+        return {
+            "disk.free_bytes": self._free,
+            "system/cpu_utilization_percentage": psutil.cpu_percent(),  # since the last call
+            "system/system_memory_usage_megabytes": psutil.virtual_memory().used / 1e6,
+        }
 
     def _slurm_margin(self) -> float:
         # One more step and a save must fit; the longest time between two questions had both in it.

@@ -2,7 +2,9 @@
 
 Every step can be repeated after a crash at any moment: runs are found again by
 their tags, MLflow drops exact duplicates of (key, timestamp, step, value), and
-a parent's parameters, numbers, status and makers are those of its children.
+a parent's parameters, headlines, curves, status and makers are those of its
+children. A child has its curves and its stage's plain numbers; all others are
+in its file metrics.json.
 """
 
 from __future__ import annotations
@@ -10,14 +12,15 @@ from __future__ import annotations
 import json
 import logging
 import os
-import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from athanor.base.artifacts import naming, read_json, write_json
-from athanor.runtime.journal import last_ms, read_after, rows
+from athanor.base.artifacts import digest, naming, read_json, write_json
+from athanor.runtime import overview
+from athanor.runtime.headlines import headlines
+from athanor.runtime.journal import last_ms, read_after
 from athanor.runtime.redact import redact
 from athanor.runtime.store import (
     EXPERIMENT,
@@ -37,7 +40,6 @@ MAX_ITEMS_PER_REQUEST = {"metrics": 800, "params": 100, "tags": 100}  # of a req
 CHUNK_BYTES = 2**20
 PARAM_CHARS = 6000
 TAG_CHARS = 5000
-HEALTH = ("", "ok", "info", "warning", "critical")  # of a run that the health monitor watched, better first
 # No retries inside the client: a request whose answer was lost may have made a run, so an attempt begins with a search.
 HTTP = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_DISABLE_TELEMETRY": "true"}
 
@@ -67,6 +69,8 @@ class Tracker:
                 experiment = self.client.get_experiment(experiment_id)
             elif experiment.lifecycle_stage == "deleted":  # its name cannot be used again, and runs need a place
                 self.client.restore_experiment(experiment.experiment_id)
+        if experiment.tags.get(overview.VIEW_TAG) != overview.VIEW_STATE:
+            self.client.set_experiment_tag(experiment.experiment_id, overview.VIEW_TAG, overview.VIEW_STATE)
         self.experiment = experiment.experiment_id
         self.store = f"{experiment.experiment_id}@{experiment.creation_time}"  # another after the database was deleted
         self._file = identity(uri)
@@ -101,11 +105,11 @@ class Tracker:
         elif state.get("closed") or (live and state.get("dead")):
             self.client.update_run(run_id, status="RUNNING")
         state |= {"closed": False, "dead": False, "resumed": meta["resumed"]}
-        for offset, health in self._metrics(run_id, folder / "journal.jsonl", state["offset"]):
-            worst = max(health, state.get("health", ""), key=HEALTH.index)
+        for health in self._metrics(run_id, meta, folder / "journal.jsonl", state):
+            worst = max(health, state.get("health", ""), key=overview.HEALTH.index)
             if worst != state.get("health", ""):
                 self.client.set_tag(run_id, "health", worst)
-            state |= {"offset": offset, "health": worst}
+            state |= {"health": worst}
             write_json(path, state)
         if not live:
             ended = (folder / "end.json").is_file()
@@ -168,6 +172,9 @@ class Tracker:
         """
         parents = self._by_tag("athanor.key", meta["key"])
         for duplicate in parents[1:]:
+            for name in duplicate.data.metrics:
+                history = self.client.get_metric_history(duplicate.info.run_id, name)
+                self._send(parents[0].info.run_id, metrics=list(history))
             for child in self._by_tag("mlflow.parentRunId", duplicate.info.run_id):
                 self.client.set_tag(child.info.run_id, "mlflow.parentRunId", parents[0].info.run_id)
             self.client.delete_run(duplicate.info.run_id)
@@ -177,8 +184,7 @@ class Tracker:
             return parents[0].info.run_id
         # The ending distinguishes runs of one commit by their parameters. It is short: the UI cuts names at 18 letters.
         name = meta["experiment"] or re.sub(r"@([^@]*)/(.{4}).*$", r"-\1-\2", meta["key"])
-        tags = {"athanor.key": meta["key"], "mlflow.source.git.commit": meta["commit"], "athanor.dirty": meta["dirty"]}
-        return self._new(meta, name, tags)
+        return self._new(meta, name, overview.parent_tags(meta))
 
     def _new(self, meta: dict[str, Any], name: str, tags: dict[str, Any]) -> str:
         texts = {key: str(value)[:TAG_CHARS] for key, value in tags.items()}
@@ -193,8 +199,8 @@ class Tracker:
             runs = self._by_tag("athanor.run", meta["run"])
             for duplicate in runs[1:]:
                 self.client.delete_run(duplicate.info.run_id)
-            run_id = runs[0].info.run_id if runs else self._new(meta, meta["stage"], _tags(meta, parent))
-            params = {_key(key): str(value)[:PARAM_CHARS] for key, value in meta["params"].items()}
+            run_id = runs[0].info.run_id if runs else self._new(meta, meta["stage"], overview.child_tags(meta, parent))
+            params = {overview.key(key): str(value)[:PARAM_CHARS] for key, value in meta["params"].items()}
             for target_id in (run_id, parent):
                 self._add_params(target_id, params)
             self._add_inputs(run_id, meta)
@@ -235,10 +241,10 @@ class Tracker:
             for start in range(0, len(items), MAX_ITEMS_PER_REQUEST[kind]):
                 self.client.log_batch(run_id, **{kind: items[start : start + MAX_ITEMS_PER_REQUEST[kind]]})
 
-    def _metrics(self, run_id: str, path: Path, offset: int) -> Iterator[tuple[int, str]]:
-        """Send the complete journal lines after `offset`, in chunks.
+    def _metrics(self, run_id: str, meta: dict[str, Any], path: Path, state: dict[str, Any]) -> Iterator[str]:
+        """Send the complete journal lines after the offset in `state`, in chunks; the parent gets some of them.
 
-        Yields, for each chunk that arrived, the offset after it and the health that its rows report ("" for none).
+        Yields, for each chunk that arrived, the health that its rows report ("" for none); `state` has the offset then.
         """
         from mlflow.entities import Metric
 
@@ -247,40 +253,49 @@ class Tracker:
         with open(path, "rb") as file:
             while True:
                 with naming(path):
-                    file.seek(offset)
+                    file.seek(state["offset"])
                     data = file.read(CHUNK_BYTES)
                     data = (
                         data[: data.rfind(b"\n") + 1] or data + file.readline()
                     )  # one line may be longer than a chunk
                 if not data.endswith(b"\n"):
                     return
-                chunk = list(rows(data))
-                findings = [row for row in chunk if row.get("event") == "finding"]
-                numbers = [
-                    (name, value, row["t"], row["s"]) for row in chunk for name, value in row.get("m", {}).items()
-                ]
-                numbers += [(f"health.{r['rule']}", HEALTH.index(r["level"]), r["t"], r["step"]) for r in findings]
-                batch = [Metric(_key(name), float(value), *time_and_step) for name, value, *time_and_step in numbers]
-                self._send(run_id, metrics=batch)
-                offset += len(data)
-                watched = ["ok"] if findings or any(row.get("event") == "training" for row in chunk) else [""]
-                # Information is no trouble: the tag says ok, warning or critical.
-                levels = [row["level"] for row in findings if row["level"] != "info"]
-                yield offset, max(watched + levels, key=HEALTH.index)
+                points, curves, health = overview.points(data, meta["stage"], state)
+                self._send(run_id, metrics=[Metric(*point) for point in points])
+                if curves:
+                    with store_lock(self.uri):
+                        self._send(self._parent(meta), metrics=[Metric(*point) for point in curves])
+                state["offset"] += len(data)
+                yield health
 
     def _close(self, run_id: str, meta: dict[str, Any], folder: Path) -> None:
-        """Status, files and, of a finished run, final numbers: an unfinished one may resume and end with others."""
+        """Status, files and, of a finished run, its numbers: an unfinished one may resume and end with others."""
         from mlflow.entities import Metric, RunTag
 
         path = folder / "end.json"
         end: dict[str, Any] = {"status": "KILLED", "ended_ms": last_ms(folder, meta["started_ms"])}
         end |= read_json(path) if path.is_file() else {}
         status = end["status"] if end["status"] in ("FINISHED", "FAILED", "KILLED") else "FAILED"
-        metrics = {**end.get("metrics", {}), "seconds": end.get("seconds")}
-        numbers = {name: float(value) for name, value in metrics.items() if type(value) in (int, float)}
-        stamp = end["ended_ms"]
-        final = [Metric(_key(f"final.{k}"), v, stamp, 0) for k, v in numbers.items() if status == "FINISHED"]
-        texts = {f"athanor.{_key(name)}": str(value)[:TAG_CHARS] for name, value in end.get("facts", {}).items()}
+        metrics, stamp = end.get("metrics", {}), end["ended_ms"]
+        scores = headlines(meta["stage"], metrics)
+        plain = {name: value for name, value in metrics.items() if "." not in name} | scores
+        plain |= {"seconds": end.get("seconds")}
+        numbers = {name: float(value) for name, value in plain.items() if type(value) in (int, float)}
+        final, top = [], []
+        if status == "FINISHED":
+            final = [Metric(overview.key(f"summary/{name}"), value, stamp, 0) for name, value in numbers.items()]
+            if "train_loss" in numbers:
+                scores |= {"seconds": numbers["seconds"]}
+            prefix, steps = (
+                overview.prefix(meta["stage"]),
+                dict.fromkeys(overview.CURVES.values(), numbers.get("steps", 0)),
+            )
+            # At the end of its curve, where it has one: tables show the point of the last step.
+            top = [Metric(f"{prefix}.{n}", float(value), stamp, int(steps.get(n, 0))) for n, value in scores.items()]
+            self.client.log_dict(run_id, metrics, "metrics.json")
+        texts = {
+            f"athanor.{overview.key(name)}": str(value)[:TAG_CHARS] for name, value in end.get("facts", {}).items()
+        }
         if end.get("error"):
             texts["athanor.error"] = end["error"][:TAG_CHARS]
         if status != "FINISHED" and "seconds" in numbers:
@@ -297,52 +312,35 @@ class Tracker:
                 self.client.delete_tag(run_id, stale)  # of an earlier attempt
             if child.data.tags["mlflow.parentRunId"] != parent:
                 self.client.set_tag(run_id, "mlflow.parentRunId", parent)
-            self._update_parent(parent, run_id)
+            self._send(parent, metrics=top)
+            self._update_parent(parent)
 
-    def _update_parent(self, parent: str, child_id: str = "") -> None:
-        """Update a parent from its children; with `child_id`, the numbers of that child only."""
-        from mlflow.entities import Metric, RunTag
+    def _update_parent(self, parent_id: str) -> None:
+        """What a parent says of all its children: parameters, makers, health, status, and a description."""
+        from mlflow.entities import RunTag
 
-        children = [run for run in self._by_tag("mlflow.parentRunId", parent) if "athanor.run" in run.data.tags]
+        children = [run for run in self._by_tag("mlflow.parentRunId", parent_id) if "athanor.run" in run.data.tags]
         children.sort(key=lambda run: (run.info.start_time, run.data.tags["athanor.run"]))
-        finished = [run for run in children if run.info.status == "FINISHED"]
-        for run in (run for run in finished if child_id in ("", run.info.run_id)):
-            stage = run.data.tags["athanor.stage"].replace("-", "_")
-            numbers = [(k.removeprefix("final."), v) for k, v in run.data.metrics.items() if k.startswith("final.")]
-            stamp = run.info.end_time
-            self._send(parent, metrics=[Metric(_key(f"{stage}.{name}"), value, stamp, 0) for name, value in numbers])
-        self._add_params(parent, {key: value for run in children for key, value in run.data.params.items()})
-        makers: dict[str, str] = {}
-        for tags in (run.data.tags for run in finished):
-            makers |= {key: value for key, value in tags.items() if key.startswith("athanor.made_by.")}
-            makers[f"athanor.made_by.{tags['athanor.stage']}"] = tags["athanor.run"]
-        self._send(parent, tags=[RunTag(key, value) for key, value in makers.items()])
+        self._add_params(parent_id, {key: value for run in children for key, value in run.data.params.items()})
+        tags: dict[str, str] = {}
+        for child_tags in (run.data.tags for run in children if run.info.status == "FINISHED"):
+            tags |= {key: value for key, value in child_tags.items() if key.startswith("athanor.made_by.")}
+            tags[f"athanor.made_by.{child_tags['athanor.stage']}"] = child_tags["athanor.run"]
+        health = max((run.data.tags.get("health", "") for run in children), key=overview.HEALTH.index, default="")
+        tags |= {"health": health} if health else {}
+        data = self.client.get_run(parent_id).data
+        text = overview.description(self.root, {**data.tags, **tags}, data.params, data.metrics, health)
+        old = data.tags.get(overview.NOTE, "")
+        if not old or data.tags.get(overview.NOTE_DIGEST) == digest(old):  # what a person wrote there stays
+            tags |= {overview.NOTE: text[:TAG_CHARS], overview.NOTE_DIGEST: digest(text[:TAG_CHARS])}
+        self._send(parent_id, tags=[RunTag(key, value) for key, value in tags.items()])
         if any(run.info.status == "RUNNING" for run in children):
-            self.client.update_run(parent, status="RUNNING")
+            self.client.update_run(parent_id, status="RUNNING")
         elif children:
             last = max(children, key=lambda run: run.info.end_time or 0)
-            self.client.set_terminated(parent, status=last.info.status, end_time=last.info.end_time)
+            self.client.set_terminated(parent_id, status=last.info.status, end_time=last.info.end_time)
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:
     """A filter of log records. MLflow logs a database error with its traceback and raises it; the shipper reports it."""
     return not record.exc_info
-
-
-def _tags(meta: dict[str, Any], parent: str) -> dict[str, Any]:
-    hardware = meta["hardware"]
-    return {
-        "mlflow.parentRunId": parent,
-        "mlflow.source.git.commit": meta["commit"],
-        **{f"athanor.{name}": meta[name] for name in ("run", "stage", "experiment", "dirty")},
-        **{f"athanor.{name}": hardware[name] for name in ("host", "cpu")},
-        **{f"athanor.version.{name}": version for name, version in hardware["versions"].items()},
-        **{f"athanor.made_by.{stage}": maker for stage, maker in meta["made_by"].items()},
-    }
-
-
-def _key(name: str) -> str:
-    """A name MLflow accepts: letters, digits, and _ - . space : /, and no path that stands for another."""
-    name = re.sub(r"[^\w\-. :/]", "_", name)[:250]
-    path = posixpath.normpath(name)
-    return name if path == name and not path.startswith(("..", "/")) and path != "." else re.sub(r"[/.]", "_", name)

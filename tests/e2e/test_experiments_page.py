@@ -178,6 +178,11 @@ def _(tour: Tour) -> None:
     tour.clone.run("git", "rev-parse", "--verify", "lower-lr-branch")
 
 
+@after("In MLflow")
+def _(tour: Tour) -> None:
+    assert "models/export is registered as version 1 of 'athanor'" in tour.output("athanor promote")
+
+
 @after("Stop and go on")
 def _(tour: Tour) -> None:
     assert tour.clone.run("git", "symbolic-ref", "--short", "HEAD").stdout == "main\n"

@@ -74,7 +74,7 @@ def test_tracking_has_one_parent_with_a_child_for_every_stage(micro):
     by_stage = {run.info.run_name: run for run in mine}
     pretrain = by_stage["pretrain"]
     assert pretrain.data.params["pretrain.lr"] and pretrain.inputs.dataset_inputs
-    assert len(client.get_metric_history(pretrain.info.run_id, "loss")) > 3
+    assert len(client.get_metric_history(pretrain.info.run_id, "loss/train")) > 3
     names = {file.path for file in client.list_artifacts(by_stage["export"].info.run_id)}
     assert "MODEL_CARD.md" in names
     assert {file.path for file in client.list_artifacts(by_stage["eval"].info.run_id)} >= {"samples.md"}

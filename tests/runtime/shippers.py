@@ -123,12 +123,18 @@ class Checkout:
 def points(journal: Journal, first: int, last: int) -> None:
     for step in range(first, last):
         odd = float("nan") if step % 7 == 3 else float("inf") if step % 11 == 5 else 1.0 / (step + 1)
-        journal.scalars(step, {"train/loss": odd, "lr": 1e-3 / (step + 1)})
+        journal.scalars(step, {"loss": odd, "lr": 1e-3 / (step + 1), "val_bpb.all": 2.0 / (step + 1)})
 
 
 def finish(journal: Journal, status: str = "FINISHED") -> None:
     more = {} if status == "FINISHED" else {"error": f"{status} for a reason"}
-    journal.close(status, metrics={"bpb": 1.5, "steps": 3}, facts={"slot": "abc"}, seconds=2.0, **more)
+    journal.close(
+        status,
+        metrics={"validation.all.bpb": 1.5, "train_loss": 2.0, "steps": 3},
+        facts={"slot": "abc"},
+        seconds=2.0,
+        **more,
+    )
 
 
 def die(journal: Journal) -> None:

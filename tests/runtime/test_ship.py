@@ -43,19 +43,21 @@ def test_run_arrives_whole_under_its_parent_and_only_once(store):
     for step in range(50, 60):
         journal.scalars(step, {"train/loss": float("nan") if step == 55 else 0.1})
     (path / "files" / "card.md").write_text("hello")
-    journal.close("FINISHED", metrics={"bpb": 1.5}, facts={"slot": "abc"}, seconds=2.0)
+    scores = {"validation.all.bpb": 1.5, "validation.all.n": 7, "train_loss": 3.0, "steps": 60}
+    journal.close("FINISHED", metrics=scores, facts={"slot": "abc"}, seconds=2.0)
     tracker.ship(path, live=False)
     tracker.ship(path, live=False)
     state = read_json(path / "ship.json")
     run = tracker.client.get_run(state["mlflow_run"])
     history = tracker.client.get_metric_history(run.info.run_id, "train/loss")
     assert sorted(point.step for point in history) == list(range(60))
-    assert run.info.status == "FINISHED" and run.data.metrics["final.bpb"] == 1.5
+    assert run.info.status == "FINISHED" and run.data.metrics["summary/bpb"] == 1.5
     assert run.data.params["pretrain.lr"] == "0.001" and run.data.tags["athanor.made_by.clean"] == "clean-1"
     assert run.inputs.dataset_inputs[0].dataset.digest == "0123456789abcdef0123456789abcdef"
-    assert [file.path for file in tracker.client.list_artifacts(run.info.run_id)] == ["card.md"]
+    assert [file.path for file in tracker.client.list_artifacts(run.info.run_id)] == ["card.md", "metrics.json"]
     parent = tracker.client.get_run(run.data.tags["mlflow.parentRunId"])
-    assert parent.data.metrics["pretrain.bpb"] == 1.5 and parent.data.tags["athanor.made_by.pretrain"] == "pretrain-1"
+    assert parent.data.metrics == {"pretrain.bpb": 1.5, "pretrain.seconds": 2.0}  # the rest is in the file
+    assert parent.data.tags["athanor.made_by.pretrain"] == "pretrain-1"
     assert ship.shipped(path)
 
 
@@ -76,7 +78,7 @@ def test_health_of_a_run_is_a_tag_and_its_findings_are_points(store):
         seen.append(tracker.client.get_run(run_id).data.tags.get("health"))
     assert seen == [None, "ok", "ok", "critical", "critical"]  # the worst that was seen, not the last
     points = {
-        name: tracker.client.get_metric_history(run_id, f"health.{name}") for name in ("spike_recovery", "nan_loss")
+        name: tracker.client.get_metric_history(run_id, f"monitor/{name}") for name in ("spike_recovery", "nan_loss")
     }
     assert [(point.step, point.value) for point in points["spike_recovery"]] == [(3, 2.0)]
     assert {(point.step, point.value) for point in points["nan_loss"]} == {(5, 4.0), (5, 3.0)}
@@ -84,7 +86,9 @@ def test_health_of_a_run_is_a_tag_and_its_findings_are_points(store):
     tracker.client.set_tag(run_id, "health", "lost")
     (path / "ship.json").unlink()  # told from nothing it comes out the same
     tracker.ship(path, live=False)
-    assert tracker.client.get_run(run_id).data.tags["health"] == "critical"
+    run = tracker.client.get_run(run_id)
+    assert run.data.tags["health"] == "critical"
+    assert tracker.client.get_run(run.data.tags["mlflow.parentRunId"]).data.tags["health"] == "critical"
 
 
 def test_lost_ship_state_does_not_double_points(store):
@@ -113,6 +117,21 @@ def test_stages_of_one_configuration_share_a_parent_and_another_has_its_own(stor
         child = tracker.client.get_run(read_json(path / "ship.json")["mlflow_run"])
         parents.append(child.data.tags["mlflow.parentRunId"])
     assert parents[0] == parents[1] != parents[2]
+
+
+def test_a_description_that_a_person_wrote_stays(store):
+    root, tracker = store
+    notes = []
+    for number, own in enumerate(["", "Mine.", ""]):
+        path, journal = folder(root, f"note-{number}", "clean", 1, key="noted@1111111/aaaaaaaa")
+        finish(journal)
+        tracker.ship(path, live=False)
+        run = tracker.client.get_run(read_json(path / "ship.json")["mlflow_run"])
+        parent = run.data.tags["mlflow.parentRunId"]
+        notes.append(tracker.client.get_run(parent).data.tags["mlflow.note.content"])
+        if own:
+            tracker.client.set_tag(parent, "mlflow.note.content", own)
+    assert notes[0] == notes[1] and "Branch noted" in notes[0] and notes[2] == "Mine."
 
 
 def test_a_branch_with_a_quote_in_its_name_has_a_parent_of_its_own(store):

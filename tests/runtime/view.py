@@ -8,7 +8,11 @@ import re
 import sys
 from pathlib import Path
 
+from athanor.runtime.headlines import headlines
+
 ROOT = Path(__file__).resolve().parents[2]
+NAMES = {"loss": "loss/train", "lr": "optimizer/lr", "val_bpb.all": "loss/val_bits_per_byte"}
+CURVES = {"loss": "train_loss", "val_bpb.all": "bpb"}
 BIGGEST = 1.7976931348623157e308  # what MLflow stores for infinity
 
 
@@ -56,17 +60,25 @@ def journals(*roots):
             end = folder / "end.json"
             last = max((row["t"] for row in rows), default=facts["started_ms"])
             end = json.loads(end.read_text()) if end.is_file() else {"status": "KILLED", "ended_ms": last}
-            points = {}
+            points, curves, stage = {}, {}, facts["stage"].replace("-", "_")
             for row in rows:
                 for name, value in row.get("m", {}).items():
-                    points.setdefault(name, []).append((row["t"], row["s"], _number(value)))
-            final = {}
-            if end["status"] == "FINISHED":
-                final = {name: value for name, value in end["metrics"].items() if type(value) in (int, float)}
-                final["seconds"] = end["seconds"]
-            points |= {f"final.{name}": [(end["ended_ms"], 0, _number(value))] for name, value in final.items()}
+                    point = (row["t"], row["s"], _number(value))
+                    points.setdefault(NAMES.get(name, name), []).append(point)
+                    if name in CURVES:
+                        curves.setdefault(f"{stage}.{CURVES[name]}", []).append(point)
             files = {file.name: file.read_bytes() for file in (folder / "files").iterdir()}
-            found[facts["run"]] = {"meta": facts, "end": end, "points": points, "final": final, "files": files}
+            if end["status"] == "FINISHED":
+                scores = headlines(facts["stage"], end["metrics"])
+                summary = {name: value for name, value in end["metrics"].items() if "." not in name} | scores
+                summary["seconds"] = end["seconds"]
+                points |= {f"summary/{name}": [(end["ended_ms"], 0, _number(v))] for name, v in summary.items()}
+                scores |= {"seconds": end["seconds"]} if "train_loss" in summary else {}
+                for name, value in scores.items():
+                    point = (end["ended_ms"], summary["steps"] if name in CURVES.values() else 0, _number(value))
+                    curves.setdefault(f"{stage}.{name}", []).append(point)
+                files["metrics.json"] = json.dumps(end["metrics"], indent=2).encode()
+            found[facts["run"]] = {"meta": facts, "end": end, "points": points, "curves": curves, "files": files}
     return found
 
 
@@ -80,7 +92,7 @@ def history(client, run):
     return {
         name: sorted((p.timestamp, p.step, _number(p.value)) for p in client.get_metric_history(run.info.run_id, name))
         for name in run.data.metrics
-        if not name.startswith("health.")
+        if not name.startswith("monitor/")
     }
 
 
@@ -120,11 +132,11 @@ def assert_view(client, *roots, files=True):
             key=lambda e: (e["meta"]["started_ms"], e["meta"]["run"]),
         )
         points, makers = {}, {}
-        for want in (want for want in mine if want["end"]["status"] == "FINISHED"):
-            stage, stamp = want["meta"]["stage"], want["end"]["ended_ms"]
-            for name, value in want["final"].items():
-                points.setdefault(f"{stage.replace('-', '_')}.{name}", []).append((stamp, 0, _number(value)))
-            makers |= want["meta"]["made_by"] | {stage: want["meta"]["run"]}
+        for want in mine:
+            for name, values in want["curves"].items():
+                points.setdefault(name, []).extend(values)
+            if want["end"]["status"] == "FINISHED":
+                makers |= want["meta"]["made_by"] | {want["meta"]["stage"]: want["meta"]["run"]}
         # Two children that ended in one millisecond with one value make one point.
         assert history(client, parent) == {name: sorted(set(values)) for name, values in points.items()}
         tags = {k.removeprefix("athanor.made_by."): v for k, v in parent.data.tags.items() if "made_by" in k}

@@ -1,0 +1,149 @@
+"""Register an exported model in MLflow, and have an alias name it.
+
+    athanor promote                    the export in models/export
+    athanor promote lower-lr           the export of a DVC experiment
+    athanor promote --alias candidate  under another name than champion
+
+The model is logged with the run that made it, in the store that MLFLOW_TRACKING_URI names, else in mlflow.db. The same
+export is registered once. Whoever has the store loads it by the alias, with its chat template:
+
+    mlflow.transformers.load_model("models:/athanor@champion")([{"role": "user", "content": "What does HTTP 404 mean?"}])
+
+mlflow.pyfunc.load_model and `mlflow models serve` take {"messages": [...]}, as OpenAI's clients send them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.metadata
+import io
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from athanor.base.artifacts import MANIFEST, manifest_digest, read_json, sha256_file
+from athanor.base.errors import InputError
+from athanor.cli import compare
+from athanor.runtime import ship
+from athanor.runtime.machine import anchor
+from athanor.runtime.overview import NOTE
+from athanor.runtime.redact import redact
+from athanor.runtime.store import EXPERIMENT
+from athanor.serving.discover import FACTS_FILE, TORCH, AvailableModel, discover, materialise
+from athanor.serving.experiments import EXPORT, HF_DIR, WEIGHTS_OF
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+    from mlflow.tracking import MlflowClient
+
+NAME = "athanor"  # in the registry
+EXAMPLE = {"messages": [{"role": "user", "content": "What does HTTP 404 mean?"}]}
+PACKAGES = ("mlflow", "torch", "transformers")  # what a loaded model needs
+DIGEST_TAG = "athanor.export"
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("export", nargs="?", default=EXPORT, help=f"{EXPORT} or the name of an experiment")
+    parser.add_argument("--alias", default="champion", help="what names this version from now on (default: champion)")
+
+
+def run(args: argparse.Namespace) -> int:
+    root = anchor()
+    model = _model(root, args.export)
+    folder = Path(model.path)
+    digest = sha256_file(folder / FACTS_FILE)  # it has the hash of each file beside it
+    ship.wait(root, 60.0)
+    uri = ship.tracking_uri(root)
+    os.environ |= {"HF_HUB_OFFLINE": "1"}
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "120")  # weights take longer than rows of a journal
+    import mlflow
+
+    from athanor.runtime.tracking import Tracker
+
+    client = Tracker(root, uri).client
+    mlflow.set_tracking_uri(uri)
+    versions = client.search_model_versions(f"name = '{NAME}'")
+    same = [version.version for version in versions if version.tags.get(DIGEST_TAG) == digest]
+    if same:
+        version, done = same[0], "was registered before as"
+    else:
+        version, done = _register(client, folder, _maker(client, root, model, redact(uri)), digest), "is registered as"
+    client.set_registered_model_alias(NAME, args.alias, version)
+    print(f"{args.export} {done} version {version} of '{NAME}' in {redact(uri)}")
+    print(f"it is the {args.alias} now: mlflow.transformers.load_model('models:/{NAME}@{args.alias}')")
+    return 0
+
+
+def _model(root: Path, value: str) -> AvailableModel:
+    """The exact weights of an export; InputError unless they come from the weights beside it and are whole."""
+    export = root / EXPORT
+    own = Path(value).resolve() == export
+    try:
+        found = discover(root, [] if own else [value])
+    except InputError as error:
+        raise InputError(error.what, where=value, fix=error.fix) from None
+    wanted = (model for model in found if model.path == str(export / HF_DIR) or model.fetch and not own)
+    model = next(wanted, None)
+    if model is None or model.backend != TORCH:
+        raise InputError("no export of this pipeline", where=value, fix=f"athanor repro; it makes {EXPORT}")
+    if model.problem:
+        raise InputError(model.problem, where=value)
+    materialise(root, model)
+    folder = Path(model.path)
+    facts = read_json(folder / FACTS_FILE)
+    weights = root / WEIGHTS_OF[EXPORT]
+    if not model.fetch and (
+        not (weights / MANIFEST).is_file() or facts["lineage"].get(weights.name) != manifest_digest(weights)
+    ):
+        raise InputError(f"it was not made from {WEIGHTS_OF[EXPORT]}", where=value, fix="athanor repro")
+    for name, sha256 in facts["files"].items():
+        if not (folder / name).is_file() or sha256_file(folder / name) != sha256:
+            raise InputError("not the file that was exported", where=folder / name, fix=f"dvc checkout {EXPORT}")
+    return model
+
+
+def _maker(client: MlflowClient, root: Path, model: AvailableModel, store: str) -> Run:
+    """The MLflow run of the export stage that made it."""
+    run = compare.load(root, model.fetch or compare.WORKSPACE).leaves["export"]["run"]
+    experiment = client.get_experiment_by_name(EXPERIMENT)
+    runs = client.search_runs([experiment.experiment_id], f"tags.`athanor.run` = '{run}'") if experiment else []
+    if not runs:
+        fix = "athanor ship --wait 600; for a store that is new, athanor ship --rebuild"
+        raise InputError(f"run {run}, which made it, is not there", where=store, fix=fix)
+    return runs[0]
+
+
+def _register(client: MlflowClient, folder: Path, maker: Run, digest: str) -> str:
+    """Log the model with the parent of the run that made it; the number of its version in the registry."""
+    with contextlib.redirect_stderr(io.StringIO()):  # bars, and advice about models of the hub
+        import mlflow.transformers
+        from huggingface_hub import ModelCard
+        from mlflow.models import Model
+        from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+
+        mlflow.set_experiment(experiment_id=maker.info.experiment_id)  # a model lies with its experiment
+        parent = client.get_run(maker.data.tags["mlflow.parentRunId"])
+        with tempfile.TemporaryDirectory() as scratch:
+            card = client.download_artifacts(maker.info.run_id, "MODEL_CARD.md", scratch)
+            text = Path(card).read_text(encoding="utf-8")
+        network = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+        logged = Model.log(
+            artifact_path=None,
+            name=NAME,
+            flavor=mlflow.transformers,
+            run_id=parent.info.run_id,
+            transformers_model=pipeline(
+                "text-generation", model=network, tokenizer=AutoTokenizer.from_pretrained(folder)
+            ),
+            task="llm/v1/chat",  # its signature is that of a chat, and its template is applied
+            input_example=EXAMPLE,
+            model_card=ModelCard(text),
+            pip_requirements=[f"{name}=={importlib.metadata.version(name).partition('+')[0]}" for name in PACKAGES],
+            metadata={FACTS_FILE: read_json(folder / FACTS_FILE)},
+        )
+        tags = {DIGEST_TAG: digest, "athanor.run": maker.data.tags["athanor.run"]}
+        version = mlflow.register_model(logged.model_uri, NAME, tags=tags).version
+    client.update_model_version(NAME, version, parent.data.tags.get(NOTE, ""))
+    return str(version)

@@ -1,0 +1,70 @@
+"""What MLflow's pages say of runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from athanor.runtime import overview
+from athanor.runtime.facts import flatten
+from athanor.runtime.presets import values
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMIT = "a" * 40
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("loss", ("loss/train", 2e6)),
+        ("val_bpb.all", ("loss/val_bits_per_byte", 2e6)),
+        ("val_bpb.books", ("sources/val_bpb.books", 2e6)),
+        ("disk.free_bytes", ("system/disk_available_megabytes", 2.0)),
+        ("health.nan_loss", ("monitor/nan_loss", 2e6)),
+        ("books.torch.loss", ("books.torch.loss", 2e6)),
+    ],
+)
+def test_the_losses_come_first_and_the_machine_has_its_page(name, shown):
+    assert overview.shown(name, 2e6) == shown
+    assert "loss/" == min(f"{new.partition('/')[0]}/" for _, new in overview.NAMES if not new.startswith("\\"))
+
+
+def test_a_parent_gets_few_points_of_a_long_curve_and_all_of_the_held_out_ones():
+    """They do not depend on how the journal is cut into chunks, or a second delivery would add others."""
+    plan = {"t": 0, "event": "training", "schedule": {"total_tokens": 100_000}, "batch_tokens": 10}
+    steps = [{"t": step, "s": step, "m": {"loss": 1.0}} for step in range(10_000)]
+    lines = [json.dumps(row).encode() + b"\n" for row in [plan, *steps, {"t": 1, "s": 9_999, "m": {"val_loss": 2.0}}]]
+    all_points, curves, health = overview.points(b"".join(lines), "sft", {})
+    assert len(all_points) == 10_001 and 150 <= len(curves) <= 201 and health == "ok"
+    assert curves[-1] == ("sft.val_loss", 2.0, 1, 9_999) and curves[0][0] == "sft.train_loss"
+    state: dict[str, int] = {}
+    assert curves == [point for line in lines for point in overview.points(line, "sft", state)[1]]
+
+
+def test_a_description_says_where_a_run_comes_from_and_how_to_make_it_again(tmp_path):
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    remote = ["git", "-C", tmp_path, "remote", "add", "origin", "https://me:secret@git.example.org/me/it.git"]
+    subprocess.run(remote, check=True)
+    (tmp_path / "presets").symlink_to(ROOT / "presets")
+    params = {key: str(value) for key, value in flatten(values(ROOT / "presets" / "micro.yaml"))}
+    tags = {"athanor.key": "main@aaaaaaa/1", "mlflow.source.git.commit": COMMIT, "athanor.dirty": "True"}
+    text = overview.description(tmp_path, tags, params, {"eval.accuracy": 0.5}, "ok")
+    assert f"Branch main, commit [aaaaaaa](https://git.example.org/me/it/commit/{COMMIT}), with edits" in text
+    assert "preset `micro`." in text and "| Battery, share of right answers | 50.0% |" in text
+    assert "`git checkout aaaaaaa && athanor preset use micro && athanor repro`" in text
+    assert "secret" not in text and "promote" not in text
+    tags |= {"athanor.experiment": "slow", "athanor.made_by.export": "export-1"}
+    text = overview.description(tmp_path, tags, params | {"sft.lr": "0.5"}, {}, "")
+    lr = values(ROOT / "presets" / "micro.yaml")["sft"]["lr"]
+    assert "Experiment **slow**, commit [aaaaaaa]" in text and f"`micro` with `sft.lr` 0.5 ({lr} there)." in text
+    assert "&& dvc exp apply slow && athanor repro`" in text and "`athanor promote slow`" in text
+
+
+@pytest.mark.parametrize("remote", ["git@example.org:me/it.git", "ssh://git@example.org:22/me/it", "/srv/it.git"])
+def test_a_commit_has_a_page_where_origin_is_on_the_web(monkeypatch, remote):
+    monkeypatch.setattr(overview, "git", lambda *_: remote)
+    page = f"https://example.org/me/it/commit/{COMMIT}" if "example" in remote else ""
+    assert overview._commit_page(ROOT, COMMIT) == page
