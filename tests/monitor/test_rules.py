@@ -134,7 +134,7 @@ def disk_full(rows: Rows, at: int) -> Rows:
 FAULTS = [
     (initial_high, "pretrain", "initial_loss", "critical"),
     (initial_low, "pretrain", "initial_loss", "warning"),
-    (above_chance, "sft", "initial_loss", "warning"),
+    (above_chance, "sft", "initial_loss", "info"),
     (chance, "pretrain", "not_learning", "critical"),
     (nan_loss, "pretrain", "nan_loss", "critical"),
     (nan_everything, "pretrain", "nan_loss", "critical"),
