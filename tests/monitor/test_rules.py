@@ -134,7 +134,6 @@ def disk_full(rows: Rows, at: int) -> Rows:
 FAULTS = [
     (initial_high, "pretrain", "initial_loss", "critical"),
     (initial_low, "pretrain", "initial_loss", "warning"),
-    (above_chance, "sft", "initial_loss", "info"),
     (chance, "pretrain", "not_learning", "critical"),
     (nan_loss, "pretrain", "nan_loss", "critical"),
     (nan_everything, "pretrain", "nan_loss", "critical"),
@@ -179,6 +178,12 @@ def test_planted_fault_is_found_once_and_by_its_rule(fault, phase, rule, level, 
     found = trouble(findings(fault(clean, at), steps, phase))
     assert names(found) == [rule], "\n".join(map(str, found))
     assert found[0].level == level and found[0].diagnosis.endswith(".") and found[0].fix.endswith(".")
+
+
+def test_fine_tuning_that_begins_above_chance_is_no_trouble():
+    """A base model of one novel begins at 10 nats, and learns the exercises all the same."""
+    (finding,) = findings(above_chance(healthy(490, seed=3, phase="sft"), 122), 490, "sft")
+    assert (finding.rule, finding.level) == ("initial_loss", "info") and finding.diagnosis.endswith(".")
 
 
 def test_every_fix_and_diagnosis_is_a_sentence():
