@@ -90,7 +90,7 @@ def run(run: Run) -> None:
             label_files=files,
         )
     # The name says what the figures are worth: quality_weak, toxicity_labelled.
-    run.metrics({f"{name}_{facts['labels']}": summary(facts) for name, facts in cards.items()})
+    run.metrics({f"{name}_{facts['labels']}": card.summary(facts) for name, facts in cards.items()})
     for name in cards:
         run.plot(f"train_classifiers_{name}", card.histogram(name, cards[name]["labels"], shown, scores))
     run.attach(OUT / "card.md")
@@ -136,19 +136,6 @@ def toxicity_rows(labels: ToxicityLabels | None, params: ClassifiersParams) -> t
         fix = "correct label_column and the limits, or set it to null for weak labels"
         raise InputError("no row has a usable label", where="classifiers.toxicity_labels", fix=fix)
     return labelled_rows, {"files": len(files), "files_sha256": rows.digest_of(files), "rows": len(labelled_rows)}
-
-
-def summary(facts: Facts) -> Facts:
-    """The card without its tables."""
-    if card.ASIDE in facts:
-        return {card.ASIDE: 1, "examples": facts["examples"]}
-    auroc = {name: value for name, value in facts["auroc"].items() if name != "with_heuristics_by_negative"}
-    return {
-        "examples": facts["examples"],
-        "auroc": auroc,
-        "expected_calibration_error": facts["calibration"]["expected_calibration_error"],
-        "length_correlation": facts["length_correlation"],
-    }
 
 
 if __name__ == "__main__":

@@ -202,6 +202,19 @@ def check(name: str, card: Facts, min_auroc: float, max_correlation: float) -> N
                 raise GateError("classifier-length", f"{what}, the limit is {max_correlation}", where=where, fix=fix)
 
 
+def summary(facts: Facts) -> Facts:
+    """The card without its tables."""
+    if ASIDE in facts:
+        return {ASIDE: 1, "examples": facts["examples"]}
+    auroc = {name: value for name, value in facts["auroc"].items() if name != "with_heuristics_by_negative"}
+    return {
+        "examples": facts["examples"],
+        "auroc": auroc,
+        "expected_calibration_error": facts["calibration"]["expected_calibration_error"],
+        "length_correlation": facts["length_correlation"],
+    }
+
+
 def markdown(cards: Mapping[str, Facts]) -> str:
     """The cards as a Markdown page."""
     template = templates.markdown("athanor.classifiers", "card.md.j2", said=origin_words, figure=_figure)
