@@ -27,7 +27,7 @@ COLUMNS = {  # of the list, and how wide they are
     "tags.`health`": 80,
     "metrics.`eval.accuracy`": 110,
     "metrics.`eval.sft_bpb`": 180,
-    "metrics.`pretrain.bpb`": 180,
+    "metrics.`eval.base_bpb`": 180,
 }
 NOTE, NOTE_DIGEST = "mlflow.note.content", "mlflow.athanor.note"  # MLflow shows no tags of its own
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
@@ -104,7 +104,7 @@ def description(
     commit = tags.get("mlflow.source.git.commit", "")
     page = _commit_page(root, commit)
     of_commit = f", commit {f'[{commit[:7]}]({page})' if page else f'`{commit[:7]}`'}" if commit else ""
-    edited = tags.get("athanor.dirty") == "True"
+    edited = tags.get("athanor.dirty") == "True" and not experiment  # which edits params.yaml, and has a commit
     makers = {name.removeprefix("athanor.made_by."): run for name, run in tags.items() if ".made_by." in name}
     preset, changed = _changes(root, {**_params_of(root, makers.values()), **params})
     again = [f"git checkout {commit[:7]}"] if commit else []
@@ -116,7 +116,7 @@ def description(
         f"{', with edits that were not committed' if edited else ''}.{of_preset}",
         "\n".join(["| | |", "|---|---|", *(f"| {label} | {score} |" for label, score in rows)]) if rows else "",
         f"To make it again: `{' && '.join([*again, 'athanor repro'])}`"
-        f"{', with these parameters' if changed and edited and not experiment else ''}.",
+        f"{', with these parameters' if changed and edited else ''}.",
     ]
     if "export" in makers:
         place = f"in `models/export` after `dvc exp apply {experiment}`" if experiment else "in `models/export`"

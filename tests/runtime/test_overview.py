@@ -59,7 +59,11 @@ def test_a_description_says_where_a_run_comes_from_and_how_to_make_it_again(tmp_
     tags |= {"athanor.experiment": "slow", "athanor.made_by.export": "export-1"}
     text = overview.description(tmp_path, tags, params | {"sft.lr": "0.5"}, {}, "")
     lr = values(ROOT / "presets" / "micro.yaml")["sft"]["lr"]
-    assert "Experiment **slow**, commit [aaaaaaa]" in text and f"`micro` with `sft.lr` 0.5 ({lr} there)." in text
+    assert (
+        "Experiment **slow**, commit [aaaaaaa]" in text
+        and "edits" not in text
+        and f"`micro` with `sft.lr` 0.5 ({lr} there)." in text
+    )
     assert "&& dvc exp apply slow && athanor repro`" in text and "`athanor promote slow`" in text
 
 
