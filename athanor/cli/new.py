@@ -4,7 +4,7 @@
 
 Prints a table by type of file, with what cannot be read and why, equal documents and a guess at the language, and then the
 lines. --write puts them into params.yaml; the default's own text is no longer a source then. The folder has to lie in
-corpus/, where DVC sees every change. Afterwards `athanor plan` says what the run will take.
+corpus/, where DVC sees every change. Afterwards `athanor plan` says what would run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from typing import Any
 from athanor.base.artifacts import write_text
 from athanor.base.errors import InputError
 from athanor.base.strict import build
-from athanor.cleaning.params import RuleParams
 from athanor.cli import corpus_gate
 from athanor.quality.language import ENGLISH, OTHERS
 from athanor.runtime.dvc_view import edited_yaml
@@ -29,9 +28,9 @@ from athanor.sources import select
 from athanor.sources.params import FilesSource
 from athanor.text import rows
 from athanor.text.documents import Document
-from athanor.training.pretrain_params import PretrainParams
 
 PARAMS = Path("params.yaml")
+UNKNOWN_LEFT_OUT = ("battery", "categories")
 MAX_EPOCHS = 4.0
 BYTES_PER_TOKEN = 4  # of prose in languages of Latin script, about
 MIN_SHARE_OF_WORDS = 0.05  # function words of a language, for a guess
@@ -98,10 +97,9 @@ def _sets(lists: dict[str, str]) -> dict[str, set[str]]:
     return {name: set(words.split()) for name, words in lists.items()}
 
 
-def proposal(
-    folder: Path, found: dict[str, Ending], rules: RuleParams, pretrain: PretrainParams
-) -> dict[tuple[str, ...], Any]:
+def proposal(folder: Path, found: dict[str, Ending], sections: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
     """Places in params.yaml and what should stand there."""
+    rules, pretrain = sections["clean"].rules, sections["pretrain"]
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", folder.name).strip("-") or "own"
     sources: list[dict[str, Any]] = []
     mixture: dict[str, Any] = {}
@@ -138,6 +136,10 @@ def proposal(
         values["pretrain", "warmup_tokens"] = int(tokens * pretrain.warmup_tokens / pretrain.tokens)
     for entry in mixture.values():
         entry["share"] = round(entry["share"] / total, 3) or 0.001
+    # Its questions on real people, places and books may be answered by the text.
+    categories = sections["battery"].categories
+    if categories.keys() > {"unknown"}:
+        values[UNKNOWN_LEFT_OUT] = {name: count for name, count in categories.items() if name != "unknown"}
     return {("download", "sources"): sources, ("mixture", "sources"): mixture, **values}
 
 
@@ -181,15 +183,23 @@ def run(args: argparse.Namespace) -> int:
         f"\n{size:,} bytes of text in {len(documents):,} pieces, {len(documents) - len(copies):,} of them copies of others;"
     )
     print(f"perhaps {size // BYTES_PER_TOKEN:,} tokens; language: {language(prose) if prose else 'code'}")
-    params = check_file(PARAMS)
-    values = proposal(folder, found, params["clean"].rules, params["pretrain"])
+    sections = check_file(PARAMS)
+    values = proposal(folder, found, sections)
     lines: dict[str, Any] = {}
     for path, value in values.items():
+        if path == UNKNOWN_LEFT_OUT:
+            continue
         inner = lines
         for key in path[:-1]:
             inner = inner.setdefault(key, {})
         inner[path[-1]] = value
+    if (share := sections["pretrain"].tokens * BYTES_PER_TOKEN / size) < 1:
+        print(f"pretrain.tokens ({sections['pretrain'].tokens:,}) reads about {share:.0%} of it, once")
     print(f"\nLines of {PARAMS}:\n\n{dumps_yaml(lines)}")
+    if UNKNOWN_LEFT_OUT in values:
+        print(
+            "and battery.categories without 'unknown': its questions on people, places and books may be answered by this text\n"
+        )
     corpus_gate.check_size(sum({d.id: len(d.text.encode()) for d in documents}.values()), len(copies))
     if not folder.resolve().is_relative_to(Path("corpus").resolve()):
         raise InputError(
@@ -200,5 +210,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     write_text(PARAMS, edited_yaml(PARAMS.read_text(encoding="utf-8"), values))
     check_file(PARAMS)
-    print(f"written to {PARAMS}; `athanor plan` says what the run will take, `athanor repro` runs it")
+    print(f"written to {PARAMS}; `athanor plan` says what would run, `athanor repro` runs it")
+    print(
+        "The model is pretrained on this text. What it answers it learns from conversations (instruct.sources), and none"
+    )
+    print("of them is about this text: docs/own-data.md, 'Answers about your text', says how to add some.")
     return 0

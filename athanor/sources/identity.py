@@ -27,10 +27,10 @@ def about(source: IdentitySource, documents: Sequence[DocumentSource], chats: It
     skills = tuple(dict.fromkeys(phrase for name, phrase in TEXTS["skills"].items() if name in taught))
     if not source.from_scratch or not any(python):
         made = "trained from scratch" if source.from_scratch else "fine-tuned"
-        return About(MODEL_CARD, made, skills, python_only=False)
+        return About(MODEL_CARD, made, skills, python_only=False, own_text=source.from_scratch)
     if all(python):
         return About(skills=skills)
-    return About("Python's standard library and other texts", skills=skills, python_only=False)
+    return About("Python's standard library and other texts", skills=skills, python_only=False, own_text=True)
 
 
 def conversations(

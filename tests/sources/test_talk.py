@@ -134,6 +134,12 @@ def test_answers_claim_no_more_than_is_true_of_the_sources() -> None:
     for name, conversations in made.items():
         asked = {key.split(":")[1] for row in conversations for key in row.key.split(" | ")}
         assert not asked & closed and asked & set(TOPICS["who"]["questions"]), name
+    denials = [text.format(x="", closed="") for text in TOPICS["work"]["answers"] if "{closed}" in text]
+    for about, denies in ((python, True), (mixed, False), (notes, False), (tuned, True)):
+        answers = about.answers("invented_work", {"x": ""})
+        assert len(answers) >= 3 and denies == all(text in denials for text in answers) == any(
+            text in denials for text in answers
+        )
     said = {name: " ".join(m.content for row in made[name] for m in row.messages[1::2]) for name in made}
     assert all("standard library" not in said[name] for name in ("notes", "tuned"))
     assert "scratch" in said["notes"] and "scratch" not in said["tuned"]

@@ -50,11 +50,13 @@ class About:
     made: str = "trained from scratch"
     skills: tuple[str, ...] = tuple(dict.fromkeys(TEXTS["skills"].values()))
     python_only: bool = True
+    own_text: bool = False  # it was trained on text that may tell of anything
 
     def fill(self, topic: str, number: int, values: dict[str, str]) -> str | None:
         """An answer of a topic, or None where it says what is not known of this model."""
         skills = [self.skills[(3 * number + place) % len(self.skills)] for place in range(3)] if self.skills else []
         known = dict(zip("abc", skills, strict=False)) if len(set(skills)) == 3 else {}
+        known["open" if self.own_text else "closed"] = ""
         try:
             return TOPICS[topic]["answers"][number].format(texts=self.texts, made=self.made, **known, **values)
         except KeyError:
