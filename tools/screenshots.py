@@ -45,6 +45,7 @@ def take_all(browser: Browser, url: str, out: Path) -> None:
         page.keyboard.press("Control+Shift+O")
         page.wait_for_selector(".card")
     take(page, out / "chat-welcome.png")
+    ask(page, "hi")
     ask(page, SUM)
     ask(page, CODE)
     take(page, out / "chat-desktop.png")

@@ -7,7 +7,7 @@ import getpass
 import json
 import posixpath
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,9 @@ from athanor.base.artifacts import read_json
 from athanor.base.errors import AthanorError
 from athanor.runtime import presets
 from athanor.runtime.facts import flatten, git
+from athanor.runtime.headlines import headlines
 from athanor.runtime.journal import rows
+from athanor.runtime.store import delivery
 
 Point = tuple[str, float, int, int]
 
@@ -27,7 +29,8 @@ COLUMNS = {  # of the list, and how wide they are
     "tags.`health`": 80,
     "metrics.`eval.accuracy`": 110,
     "metrics.`eval.sft_bpb`": 180,
-    "metrics.`eval.base_bpb`": 180,
+    "metrics.`sft.loss`": 110,
+    "tags.`athanor.changed`": 260,
 }
 NOTE, NOTE_DIGEST = "mlflow.note.content", "mlflow.athanor.note"  # MLflow shows no tags of its own
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
@@ -105,8 +108,7 @@ def description(
     page = _commit_page(root, commit)
     of_commit = f", commit {f'[{commit[:7]}]({page})' if page else f'`{commit[:7]}`'}" if commit else ""
     edited = tags.get("athanor.dirty") == "True" and not experiment  # which edits params.yaml, and has a commit
-    makers = {name.removeprefix("athanor.made_by."): run for name, run in tags.items() if ".made_by." in name}
-    preset, changed = _changes(root, {**_params_of(root, makers.values()), **params})
+    preset, changed = _preset(root, tags, params)
     again = [f"git checkout {commit[:7]}"] if commit else []
     if experiment or edited and preset:
         again += [f"dvc exp apply {experiment}" if experiment else f"athanor preset use {preset}"]
@@ -118,13 +120,44 @@ def description(
         f"To make it again: `{' && '.join([*again, 'athanor repro'])}`"
         f"{', with these parameters' if changed and edited else ''}.",
     ]
-    if "export" in makers:
+    if "athanor.made_by.export" in tags:
         place = f"in `models/export` after `dvc exp apply {experiment}`" if experiment else "in `models/export`"
         parts.append(
             f"The exported model lies {place}. `athanor summary` shows all scores, `athanor serve` talks to it, "
             f"`athanor promote{f' {experiment}' if experiment else ''}` registers it here."
         )
     return "\n\n".join(filter(None, parts))
+
+
+def _preset(root: Path, tags: Mapping[str, str], params: Mapping[str, str]) -> tuple[str, str]:
+    """The preset that is nearest to a parent's parameters and those of the runs that its inputs come from."""
+    return _changes(root, {**_params_of(root, makers(tags).values()), **params})
+
+
+def changed(root: Path, tags: Mapping[str, str], params: Mapping[str, str]) -> str:
+    """What differs from the nearest preset, for a column of the list."""
+    return re.sub(r"`| \([^)]* there\)", "", _preset(root, tags, params)[1])
+
+
+def makers(tags: Mapping[str, str]) -> dict[str, str]:
+    """Stage to the run that made its outputs."""
+    return {name.removeprefix("athanor.made_by."): run for name, run in tags.items() if ".made_by." in name}
+
+
+def restored(root: Path, tags: Mapping[str, str], own: Collection[str]) -> tuple[list[Point], list[str]]:
+    """Headlines and health by runs of this checkout that are not `own`: their outputs came from DVC's cache."""
+    found: list[Point] = []
+    healths = []
+    for stage, run in ((stage, run) for stage, run in makers(tags).items() if run not in own):
+        folder = root / ".athanor" / "runs" / run
+        try:
+            end = read_json(folder / "end.json")
+        except AthanorError:  # it was made elsewhere
+            continue
+        healths.append(delivery(folder).get("health", ""))
+        scores = headlines(stage, end.get("metrics", {}))
+        found += [(f"{prefix(stage)}.{name}", value, end["ended_ms"], 0) for name, value in scores.items()]
+    return found, healths
 
 
 def _commit_page(root: Path, commit: str) -> str:

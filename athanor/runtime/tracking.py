@@ -317,7 +317,7 @@ class Tracker:
 
     def _update_parent(self, parent_id: str) -> None:
         """What a parent says of all its children: parameters, makers, health, status, and a description."""
-        from mlflow.entities import RunTag
+        from mlflow.entities import Metric, RunTag
 
         children = [run for run in self._by_tag("mlflow.parentRunId", parent_id) if "athanor.run" in run.data.tags]
         children.sort(key=lambda run: (run.info.start_time, run.data.tags["athanor.run"]))
@@ -326,9 +326,13 @@ class Tracker:
         for child_tags in (run.data.tags for run in children if run.info.status == "FINISHED"):
             tags |= {key: value for key, value in child_tags.items() if key.startswith("athanor.made_by.")}
             tags[f"athanor.made_by.{child_tags['athanor.stage']}"] = child_tags["athanor.run"]
-        health = max((run.data.tags.get("health", "") for run in children), key=overview.HEALTH.index, default="")
+        points, healths = overview.restored(self.root, tags, {run.data.tags["athanor.run"] for run in children})
+        self._send(parent_id, metrics=[Metric(*point) for point in points])
+        healths += [run.data.tags.get("health", "") for run in children]
+        health = max(healths, key=overview.HEALTH.index, default="")
         tags |= {"health": health} if health else {}
         data = self.client.get_run(parent_id).data
+        tags["athanor.changed"] = overview.changed(self.root, tags, data.params)[:TAG_CHARS]
         text = overview.description(self.root, {**data.tags, **tags}, data.params, data.metrics, health)
         old = data.tags.get(overview.NOTE, "")
         if not old or data.tags.get(overview.NOTE_DIGEST) == digest(old):  # what a person wrote there stays
