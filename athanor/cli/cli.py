@@ -92,8 +92,9 @@ def call(name: str, arguments: Sequence[str]) -> int:
         return int(module.main())
     description, _, details = (module.__doc__ or "").partition("\n\n")
     parser = argparse.ArgumentParser(
-        f"athanor {name}", description=description, epilog=details, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+        f"athanor {name}", description=description, epilog=details, formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )  # fmt: skip
     parser.set_defaults(name=name)
     module.options(parser)
     return int(module.run(parser.parse_args(arguments)))

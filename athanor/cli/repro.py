@@ -89,7 +89,7 @@ def main() -> int:
     if not foreign and (data_page := report.refresh(root)):
         lines.append(f"Data      {data_page.relative_to(root)}  (what was kept and why; athanor data report --open)")
     if unshipped:
-        lines.append(f"Tracking  {unshipped} runs are still to be shipped to MLflow; the next run or `make ui` does it")
+        lines.append("Tracking  the rest of it comes to MLflow with the next run or `make ui`")
     say("\n".join(lines), sys.stdout)
     if deaths:
         say("\n" + "\n".join(deaths))

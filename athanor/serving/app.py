@@ -79,7 +79,7 @@ class AccessMiddleware:
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
         if self.hosts and name.lower() not in self.hosts and not (self.addresses and _is_address(name)):
             answered_names = ", ".join((*self.hosts, "addresses") if self.addresses else self.hosts)
-            fix = f"athanor serve --allow-host {name if HOST_NAME.fullmatch(name) else 'NAME'}"
+            fix = f"add --allow-host {name if HOST_NAME.fullmatch(name) else 'NAME'} to the options of athanor serve"
             return problem(403, f"this server answers to {answered_names} only. Fix: {fix}")
         if self.key and path != "/" and not path.startswith(FREE):
             scheme, _, credentials = headers.get("authorization", "").partition(" ")
@@ -137,7 +137,8 @@ def build_app(
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
-        return problem(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
+        hint = "; OpenAI's protocol is under /v1" if error.status_code == 404 else ""
+        return problem(error.status_code, f"{request.method} {request.url.path}: {error.detail}{hint}")
 
     @app.exception_handler(Exception)
     async def internal_error(request: Request, error: Exception) -> Response:

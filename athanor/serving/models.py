@@ -136,7 +136,7 @@ class Models:
 
     def _entry(self, model: str) -> _ModelEntry:
         if model not in self._entries:
-            fix = suggest(model, self._entries, "make a model first: make repro")
+            fix = suggest(model, self._entries, "make a model first (make repro), then start the server again")
             raise NoModel(f"there is no model '{model}'", where="model", fix=fix)
         return self._entries[model]
 

@@ -122,7 +122,8 @@ def sort_out(extras: Mapping[str, Any], known: Iterable[str]) -> list[str]:
             # A model that is told not to call tools does what this one does.
             off = value is None or value in REFUSED[name] or (name == "tools" and extras.get("tool_choice") == "none")
             if not off:
-                raise ValueError(f"'{name}' is not supported here; leave it out")
+                instead = ": no tools are called, and JSON comes with response_format" if "tool" in name else ""
+                raise ValueError(f"'{name}' is not supported here{instead}; leave it out")
         elif name not in PASSED_OVER:
             meant = suggest(name[:NAME_CHARS], changing, cutoff=TYPO_LIKENESS)
             if meant:

@@ -137,7 +137,7 @@ def test_a_name_is_answered_only_if_it_was_allowed_also_on_every_address(exports
             "",
         ):
             assert answer(host).status_code == 403, host
-        assert "Fix: athanor serve --allow-host evil.example" in answer("evil.example:80").text
+        assert "Fix: add --allow-host evil.example to the options" in answer("evil.example:80").text
         for host in (
             "192.168.7.7:8080",
             "[fe80::1]:8080",
