@@ -90,7 +90,8 @@ def test_experiment_on_sft_runs_exactly_sft_eval_export(micro):
     assert rates["lower-lr"] == "0.0004" and len(set(rates.values())) == 2
     micro.run(sys.executable, "-m", "athanor", "ship", "--wait", "90")
     _, found = tracking(micro)
-    children = [run for run in found if run.data.tags.get("athanor.experiment") == "lower-lr"]
+    of_it = [run for run in found if run.data.tags.get("athanor.experiment") == "lower-lr"]
+    children = [run for run in of_it if "athanor.run" in run.data.tags]
     assert sorted(run.info.run_name for run in children) == ["eval", "export", "sft"]
     parent = next(run for run in found if run.info.run_id == children[0].data.tags["mlflow.parentRunId"])
     assert parent.data.tags["athanor.made_by.pretrain"] == before["pretrain"]

@@ -35,7 +35,7 @@ def test_the_champion_answers_as_the_chat_and_is_registered_once(micro):
     assert parent.info.end_time == last  # the run did not end anew
     said = micro.run(sys.executable, "-c", ASK, MLFLOW_TRACKING_URI=f"sqlite:///{micro.path}/mlflow.db").stdout
     chat = micro.run("sh", "-c", f"echo '{QUESTION}' | {sys.executable} -m athanor chat").stdout
-    assert json.loads(said.splitlines()[-1]) == [chat.strip()] * 2
+    assert [text.strip() for text in json.loads(said.splitlines()[-1])] == [chat.strip()] * 2
 
 
 def test_only_what_was_made_from_the_present_weights_and_is_whole(micro):

@@ -111,7 +111,7 @@ def test_the_commands_reach_every_stage_that_runs(place):
     )  # fmt: skip
     until((place.state / "STOP").exists, "the command has asked")
     rows = place.athanor("slots").stdout
-    assert rows.count("working, step 1, sign of life") == 2, rows
+    assert rows.count("training, step 1, sign of life") == 2, rows
     place.release()
     until(lambda: children[0].poll() is not None, "one has taken the file")
     until((place.state / "STOP").exists, "the command asks again, for the other one")

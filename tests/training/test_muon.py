@@ -83,7 +83,7 @@ def test_emulated_and_true_bf16_agree_up_to_the_order_of_sums(shape):
     with rounded.forced(False):
         emulated = orthogonal(x)
     assert torch.equal(emulated, emulated.bfloat16().float())
-    assert float((true - emulated).abs().max()) <= 2**-8  # one bf16 rounding of the largest elements
+    assert float((true - emulated).abs().max()) <= 2**-7  # one bf16 rounding of the largest elements, which are above 1
     assert float((true == emulated).float().mean()) > 0.5
 
 
