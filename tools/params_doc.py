@@ -14,6 +14,7 @@ import inspect
 import json
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -33,26 +34,21 @@ This page is generated: `python -m tools.params_doc`.
 """
 
 
-def classes(path: Path) -> tuple[dict[str, ast.ClassDef], dict[str, str]]:
-    """The classes of a module and the source of its plain constants, by name."""
+def classes(path: Path) -> dict[str, ast.ClassDef]:
+    """The classes of a module, by name."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    constants = {
-        node.targets[0].id: ast.unparse(node.value)
-        for node in tree.body
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-    }
-    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}, constants
+    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
-def allowed(value: ast.expr | None, constants: dict[str, str]) -> str:
-    """The range or choices of `param(min=, max=, choices=)`; `constants` are the names that choices may stand under."""
+def allowed(value: ast.expr | None, choices: Iterable[Any] | None) -> str:
+    """The choices of a field, or its range as `param(min=, max=)` has it."""
+    if choices:
+        return ", ".join(map(str, choices))
     if not isinstance(value, ast.Call):
         return ""
     if ast.unparse(value.func) == "share":
         return "0.0 … 1.0"
     words = {keyword.arg: ast.unparse(keyword.value) for keyword in value.keywords}
-    if "choices" in words:
-        return constants.get(words["choices"], words["choices"]).strip("()").replace("'", "")
     low, high = words.get("min"), None if words.get("max") == "MAX" else words.get("max")
     if low and high:
         return f"{low} … {high}"
@@ -68,7 +64,7 @@ def left_out(field: dataclasses.Field[Any]) -> str:
     return f"`{field.default if isinstance(field.default, str) else json.dumps(field.default)}`"
 
 
-def table(schema: type, node: ast.ClassDef, lines: list[str], constants: dict[str, str]) -> list[str]:
+def table(schema: type, node: ast.ClassDef, lines: list[str]) -> list[str]:
     known = {field.name: field for field in dataclasses.fields(schema)}
     optional = any(field.default is not dataclasses.MISSING for field in known.values())
     titles = ["key", "type", "allowed", *(["left out"] if optional else []), "meaning"]
@@ -79,7 +75,9 @@ def table(schema: type, node: ast.ClassDef, lines: list[str], constants: dict[st
         words = comment[1].replace("|", "\\|") if comment else ""
         name = field.target.id
         without = f" {left_out(known[name])} |" if optional else ""
-        rows.append(f"| `{name}` | {kind} | {allowed(field.value, constants)} |{without} {words} |")
+        rows.append(
+            f"| `{name}` | {kind} | {allowed(field.value, known[name].metadata.get('choices'))} |{without} {words} |"
+        )
     return rows
 
 
@@ -103,7 +101,7 @@ def page() -> str:
         path = Path(inspect.getfile(schema))
         lines = path.read_text(encoding="utf-8").splitlines()
         parts.append(f"\n## {section}\n")
-        found, constants = classes(path)
+        found = classes(path)
         # The section first, then the classes its keys are made of, in reading order.
         for name in [schema.__name__, *(name for name in found if name != schema.__name__)]:
             if name != schema.__name__:
@@ -112,7 +110,7 @@ def page() -> str:
             if text:
                 parts.append(text + "\n")
             described = getattr(sys.modules[schema.__module__], name)
-            parts.extend(table(described, found[name], lines, constants))
+            parts.extend(table(described, found[name], lines))
             parts.extend(by_name(described))
     return "\n".join(parts) + "\n"
 

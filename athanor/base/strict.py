@@ -123,8 +123,9 @@ def _build_dataclass(schema: Any, value: Any, where: str, defaults: Any = None) 
             raise ParamsError("unknown key", where=f"{where}.{key}", fix=suggest(key, fields, prefix=f"{where}."))
     missing = [name for name, field in fields.items() if name not in value and field.default is dataclasses.MISSING]
     if missing and defaults is None:
-        fix = "add it: docs/params.md says what it may be, presets/default.yaml holds every section"
-        raise ParamsError("key is missing", where=f"{where}.{missing[0]}", fix=fix)
+        what, it = ("key is missing", "it") if len(missing) == 1 else ("keys are missing", "them")
+        fix = f"add {it}: docs/params.md says what is allowed, presets/default.yaml holds every section"
+        raise ParamsError(what, where=f"{where}.{', .'.join(missing)}", fix=fix)
     built = {}
     for name, field in ((name, field) for name, field in fields.items() if name in value):
         key, given, default = f"{where}.{name}", value[name], field.default

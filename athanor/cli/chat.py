@@ -28,23 +28,13 @@ from athanor.text.conversations import DIFFICULTIES, Item, Message, check_messag
 
 OUT = "battery/chat.jsonl"
 SHOWN_CHARS = 100  # of a text in the list
-# What params.yaml needs to read the rows; every key, as its schemas ask for it.
+# What params.yaml needs to read the rows.
 SOURCE = """\
 under instruct.sources:
   - type: messages
     name: corrections
     files: {path}
-    hub_id:
-    hub_config:
-    revision:
-    hub_split: train
-    shape: messages
-    columns: [messages]
-    select:
     max_malformed_fraction: 0.0
-    max_rows: 1000000
-    min_rows: 1
-    license: unknown
 under sft_data.sources:
     corrections: {{max_copies: 1, repeats: 1, max_supervised_tokens: null}}"""
 

@@ -47,6 +47,7 @@ GOES_ON, MEND = (
     "The same command goes on from there",
     "Mend the cause and run it again; long stages resume where they were",
 )
+SINGLE = {"-s", "--single-item"}
 GRAPH, BASE_PLACEHOLDER = Path(FOREIGN) / "dvc.yaml", "models/foreign"
 
 
@@ -85,7 +86,8 @@ def main() -> int:
         told = any(reason.partition(": ")[2] in death for death in deaths)  # a crash has said it in both places
         say("\n".join(deaths if told else [*deaths, reason]).strip() or "the message of the stage is above")
         return STOPPED if stopped else status
-    lines = [summary.text(root, runs_before, since_ms, stages).rstrip("\n")]
+    asked = None if foreign else asked_for(root, arguments)
+    lines = [summary.text(root, runs_before, since_ms, stages, asked=asked).rstrip("\n")]
     if not foreign and (data_page := report.refresh(root)):
         lines.append(f"Data      {data_page.relative_to(root)}  (what was kept and why; athanor data report --open)")
     if unshipped:
@@ -117,6 +119,15 @@ def graph_targets(arguments: list[str]) -> list[str]:
     """
     targets = [f"{GRAPH.as_posix()}:{word}" if word in FOREIGN_STAGES else word for word in arguments]
     return targets if any(not word.startswith("-") for word in arguments) else [*targets, GRAPH.as_posix()]
+
+
+def asked_for(root: Path, arguments: list[str]) -> set[str] | None:
+    """The stages that DVC looks at with these arguments of `dvc repro`; None for all, or where names do not tell."""
+    graph, targets = Graph(root), {word for word in arguments if not word.startswith("-")}
+    options = set(arguments) - targets
+    if not targets or targets - graph.stages.keys() or options - {"-f", "--force", *SINGLE}:
+        return None
+    return targets if options & SINGLE else targets.union(*map(graph.upstream, targets))
 
 
 def ending(root: Path, since_ms: int) -> tuple[bool, str]:

@@ -57,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
     from athanor.serving.app import HOST_NAME, LOOPBACK, Server, build_app
     from athanor.serving.discover import discover
     from athanor.serving.experiments import unexported
-    from athanor.serving.models import GIB, Models, default_memory_bytes
+    from athanor.serving.memory import GIB, default_memory_bytes
+    from athanor.serving.models import Models
     from athanor.serving.store import Store
 
     root, settings = anchor(), machine()

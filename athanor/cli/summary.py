@@ -10,13 +10,14 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
 from athanor.base.artifacts import read_json
 from athanor.cli.render import fill_template
 from athanor.monitor.monitor import PHASES
+from athanor.runtime import dvc_lock
 from athanor.runtime.facts import Graph
 from athanor.runtime.machine import anchor
 from athanor.runtime.progress import duration
@@ -31,6 +32,8 @@ RATES = (
 )
 
 MOST_SOURCES, MOST_CATEGORIES, COLUMNS = 3, 5, 100
+NAMED = (("eval", "the scores"), ("export", "models/export"))
+NOT_ASKED = "not asked for"
 ASKED_FIRST = ("first_words", "identity", "unknown")
 
 
@@ -62,6 +65,18 @@ def finished(root: Path, before: dict[str, str], since_ms: int, stages: Iterable
     return [stage for stage in after if outcome(stage, before, after, since_ms) in ("ran", "restored")]
 
 
+def out_of_date(root: Path) -> set[str]:
+    """The stages whose results are older than what they are made from, because DVC was asked for other stages alone."""
+    path, graph = root / dvc_lock.LOCK, Graph(root)
+    made, locked = dvc_lock.outputs(path), dvc_lock.stages(path)
+    changed = {
+        stage
+        for stage, entry in locked.items()
+        if any(made.get(dep["path"]) not in (None, dep.get("md5")) for dep in entry.get("deps", ()))
+    }
+    return {stage for stage in graph.stages if changed & {stage, *graph.upstream(stage)}}
+
+
 def on_one_screen(categories: list[str]) -> list[str]:
     """Of the categories, best first: those that a person asks first, and the best and worst of the others by turns."""
     shown, turn = [name for name in ASKED_FIRST if name in categories], 0
@@ -78,18 +93,25 @@ def text(
     since_ms: int = 0,
     stages: Iterable[str] | None = None,
     whole: bool = False,
+    asked: Container[str] | None = None,
 ) -> str:
-    """The summary. `before`: run ids before this repro. `stages`: those of a foreign base's graph, if it ran."""
+    """The summary. `before`: run ids before this repro. `stages`: those of a foreign base's graph, if it ran.
+
+    asked: the stages that this repro was asked for, None for all.
+    """
     after, rows, seconds_run = runs(root, stages), [], 0.0
+    older = set() if stages else out_of_date(root)
     for stage in stages or Graph(root).stages:
         facts = leaf(root, stage)
         state = "" if before is None else outcome(stage, before, after, since_ms)
         if state == "restored" and facts and facts.get("ended_ms", 0) >= since_ms > 0:
             state = "ran (resumed)"
+        if asked is not None and stage not in asked and state in ("kept", "missing"):
+            state = NOT_ASKED
         counted = bool(facts) and (before is None or state.startswith("ran"))
         seconds_run += facts["seconds"] if facts and counted else 0.0
         rows.append((stage, state, duration(facts["seconds"]) if facts else "-", counted))
-    scores = None if stages else _metrics(root, "eval")
+    scores = None if stages or "eval" in older else _metrics(root, "eval")
     battery = scores["battery"]["sft"] if scores else {}
     categories = sorted(battery.keys() - {"all"}, key=lambda name: (-battery[name]["score"], name))
     filled = fill_template(
@@ -99,12 +121,15 @@ def text(
         left_out=0 if whole else len(categories) - len(on_one_screen(categories)),
         most_sources=MOST_SOURCES,
         stages=rows,
+        changed=[row for row in rows if row[1] not in ("kept", NOT_ASKED)],
+        kept=sum(row[1] == "kept" for row in rows),
+        older=[words for stage, words in NAMED if stage in older and stage in after],
         total=duration(seconds_run),
         tuned=_metrics(root, "lora") if stages else None,
         scores=scores,
         exported=(root / "models" / ("lora-export" if stages else "export") / "MODEL_CARD.md").is_file(),
         aside=[] if stages else _stepped_aside(root),
-        health=_health(after),
+        health=_health({stage: run for stage, run in after.items() if stage not in older}),
         rates=RATES if whole else RATES[:3],
         foreign=bool(stages),
     )

@@ -2,7 +2,8 @@
 
 Requests for a model that is being loaded share the load. A model that does not
 fit makes the least recently used idle ones leave; busy ones are never
-interrupted, so a request may have to wait for one of them to finish.
+interrupted, so a request may have to wait for one of them to finish. A model
+whose files were replaced is loaded anew for the next request.
 """
 
 from __future__ import annotations
@@ -11,26 +12,22 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from athanor.base.artifacts import read_json
 from athanor.base.errors import AthanorError, InputError, suggest
-from athanor.runtime.machine import free_memory_bytes
 from athanor.serving.about import about
 from athanor.serving.backends.base import Request
-from athanor.serving.discover import CONFIG, LLAMA_CPP, TORCH, AvailableModel, materialise, problem_of
+from athanor.serving.discover import AvailableModel, materialise, problem_of
+from athanor.serving.memory import estimate, size_text
 from athanor.serving.metrics import Metrics
 from athanor.serving.starters import starters
 from athanor.serving.worker import Worker
 
 WAIT_SECONDS = 120.0  # for memory that other models hold
 RETRY_SECONDS = 30.0
-GIB = 2**30
-# What a process takes before any weight: Python with llama.cpp, or with torch.
-RUNTIME_BYTES, LLAMA_CPP_BYTES = 400 << 20, 150 << 20
 
 Start = Callable[[dict[str, Any]], Awaitable[Any]]
 
@@ -56,7 +53,7 @@ class _ModelEntry:
     last_used: int = 0  # number of the request that used it last
     reserved: int = 0
     measured: int = 0
-    files: Any = None  # state of the files that it was measured with
+    files: Any = None  # state of the files that it was loaded from
     info: Mapping[str, Any] | None = None
     failure: tuple[str, float, Any] | None = None  # reason, when, state of the files
 
@@ -95,7 +92,7 @@ class Models:
         self._request_count = 0
         self._changed = asyncio.Condition()
         self._closed = False
-        self._notifications: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
         for entry in self._entries.values():
             if entry.model.problem:
                 entry.failure = (entry.model.problem, time.monotonic(), _file_states(entry.model))
@@ -146,6 +143,10 @@ class Models:
         entry.busy += 1
         last_type = None
         try:
+            # Asked for before the worker is looked at: another request may change it meanwhile.
+            if await asyncio.to_thread(_file_states, entry.model) not in (None, entry.files) and entry.ready():
+                worker, size, entry.worker = entry.worker, entry.held_bytes(), None
+                self._in_background(self._retire(worker, size))
             if not entry.ready():
                 yield {"type": "loading"}
                 await self._ensure_loaded(entry)
@@ -161,9 +162,12 @@ class Models:
         finally:
             entry.busy -= 1
             # Not awaited here: this also runs while a request is being cancelled.
-            task = asyncio.get_running_loop().create_task(self._notify_waiters())
-            self._notifications.add(task)
-            task.add_done_callback(self._notifications.discard)
+            self._in_background(self._notify_waiters())
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     # -- loading ----------------------------------------------------------------
 
@@ -277,6 +281,15 @@ class Models:
             self._closing_bytes -= size
         return True
 
+    async def _retire(self, worker: Any, size: int) -> None:
+        """Close a worker whose files were replaced, once it has ended its answers; who needs its memory waits."""
+        self._closing_bytes += size
+        try:
+            await worker.retire()
+        finally:
+            self._closing_bytes -= size
+        await self._notify_waiters()
+
     async def _notify_waiters(self) -> None:
         """After a load or an answer: close idle models while the bound is exceeded, and wake who waits for memory."""
         async with self._changed:
@@ -301,40 +314,14 @@ class Models:
     async def close(self) -> None:
         """End every load and every worker."""
         self._closed = True
-        tasks = [entry.task for entry in self._entries.values() if entry.task]
+        tasks = [*(entry.task for entry in self._entries.values() if entry.task), *self._background]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         workers = [entry.worker for entry in self._entries.values() if entry.worker is not None]
         for entry in self._entries.values():
             entry.worker = None
-        await asyncio.gather(*(worker.close() for worker in workers), *self._notifications, return_exceptions=True)
-
-
-def default_memory_bytes() -> int:
-    """Half of the memory that is free now, the limit of a container respected."""
-    return free_memory_bytes() // 2
-
-
-def estimate(model: AvailableModel, rows: int, cache_bytes: int) -> int:
-    """Bytes that a model will take: weights, runtime, and the keys and values of `rows` answers, at most `cache_bytes`."""
-    if model.backend == LLAMA_CPP:
-        return model.bytes + LLAMA_CPP_BYTES + cache_bytes
-    weights, cache = model.bytes, cache_bytes
-    with contextlib.suppress(AthanorError, AttributeError, KeyError, TypeError):
-        config = read_json(Path(model.path) / CONFIG)
-        if config.get("dtype", config.get("torch_dtype")) != "float32":
-            weights *= 2  # they are computed with as fp32
-        row = 8 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
-        cache = min(cache, rows * row * config["max_position_embeddings"])
-    if model.backend == TORCH:
-        weights *= 2  # decoding holds the matrices of the layers a second time (model/folded.py)
-    return weights + RUNTIME_BYTES + cache
-
-
-def size_text(count: int) -> str:
-    """A number of bytes as people read it."""
-    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / 2**20:.0f} MiB"
+        await asyncio.gather(*(worker.close() for worker in workers), return_exceptions=True)
 
 
 def _file_states(model: AvailableModel) -> Any:

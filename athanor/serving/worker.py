@@ -37,7 +37,7 @@ from athanor.text.conversations import Message
 
 ROOT = Path(__file__).resolve().parents[2]
 LINE_BYTES = 64 * 2**20  # far above what gathers while the server is busy
-CLOSE_SECONDS = 5.0
+CLOSE_SECONDS, RETIRE_SECONDS = 5.0, 0.1
 BACKENDS = {"torch": "torch_backend", "llama.cpp": "llamacpp_backend", "transformers": "transformers_backend"}
 
 
@@ -116,6 +116,14 @@ class Worker:
                 # Not awaited: a generator that is being closed must not stop at a full pipe.
                 with contextlib.suppress(ConnectionError, RuntimeError):
                     self.process.stdin.write(_line({"op": "cancel", "id": number}))
+
+    async def retire(self) -> None:
+        """End the process once it has no answer under way; cancelled, at once."""
+        try:
+            while self.queues:
+                await asyncio.sleep(RETIRE_SECONDS)
+        finally:
+            await self.close()
 
     async def close(self) -> None:
         """End the process; its answers get an error."""

@@ -107,9 +107,9 @@ class MessagesSource:
     columns: tuple[str, ...] = ("messages",)
     select: ChatSelection | None = None
     max_malformed_fraction: float = share(0.001)
-    max_rows: int = param(min=1, max=1_000_000_000)
-    min_rows: int = param(min=1, max=1_000_000_000)  # gate
-    license: str
+    max_rows: int | None = param(min=1, max=1_000_000_000, default=None)  # null: all of them
+    min_rows: int = param(min=1, max=1_000_000_000, default=1)  # gate
+    license: str = "unknown"
 
     def __post_init__(self) -> None:
         if (self.files is None) == (self.hub_id is None):

@@ -109,9 +109,7 @@ def cut(text: str, chars: int) -> list[str]:
 def examples(folder: Path, seed: int) -> list[Messages]:
     """The conversations of the files in `folder`, each once, in order of their rank."""
     files = str(folder / SEED_FILES)
-    source = MessagesSource(
-        type="messages", name="seeds", files=files, max_malformed_fraction=0.0, max_rows=10**9, min_rows=1, license=""
-    )
+    source = MessagesSource(type="messages", name="seeds", files=files, max_malformed_fraction=0.0, license="")
     by_id: dict[str, Messages] = {}
     for conversation in messages.conversations(source, 0.0) if any(folder.glob(SEED_FILES)) else ():
         by_id.setdefault(conversation.id, conversation.messages)

@@ -82,6 +82,12 @@ def test_true_is_no_whole_number(value):
         build(Section, {**GOOD, "limit": value}, "s")
 
 
+def test_every_missing_key_is_named_at_once():
+    """A source of one's own once needed a start for each key that it lacked."""
+    with pytest.raises(ParamsError, match=r"s\.mode, \.limit: keys are missing\. Fix: add them"):
+        build(Section, {k: v for k, v in GOOD.items() if k not in ("mode", "limit")}, "s")
+
+
 def test_missing_key_is_named():
     with pytest.raises(ParamsError, match=r"s\.mode: key is missing"):
         build(Section, {k: v for k, v in GOOD.items() if k != "mode"}, "s")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from athanor.base.artifacts import read_json, write_json
-from athanor.cli import summary
+from athanor.cli import repro, summary
 
 
 @pytest.fixture
@@ -122,3 +125,38 @@ def test_without_all_it_fits_a_screen_with_the_best_the_worst_and_what_is_asked_
 def test_a_run_that_had_nothing_to_do_says_so_instead_of_a_table(root: Path) -> None:
     lines = summary.text(root, summary.runs(root), since_ms=4).splitlines()
     assert "all 3 were kept" in lines[1] and len(lines) == 2
+
+
+def test_after_a_part_of_the_graph_no_scores_of_the_model_before_are_told(measured: Path) -> None:
+    """`athanor repro sft-data` ended with "eval kept" and the battery of a model that had learned from other rows."""
+    chain = {"sft-data": ("raw", "rows"), "sft": ("rows", "model"), "eval": ("model", "scores")}
+    graph = {name: {"cmd": "x", "deps": [dep], "outs": [out]} for name, (dep, out) in chain.items()}
+    (measured / "dvc.yaml").write_text(json.dumps({"stages": graph}))
+    for name in chain:
+        write_json(measured / "metrics/runs" / f"{name.replace('-', '_')}.json", {"run": name, "seconds": 1.0})
+
+    def told(made: str, **words: Any) -> str:
+        entries = {
+            name: {"cmd": "x", "deps": [{"path": dep, "md5": "1"}], "outs": [{"path": out, "md5": made}]}
+            for name, (dep, out) in chain.items()
+        }
+        (measured / "dvc.lock").write_text(json.dumps({"schema": "2.0", "stages": entries}))
+        return summary.text(measured, **words)
+
+    assert "Battery" in told("1") and "Old " not in told("1")
+    before = {**summary.runs(measured), "sft-data": "sft-data-0000000000001-1"}
+    text = told("2", before=before, asked=repro.asked_for(measured, ["sft-data"]))
+    assert re.findall(r"  (\S+) +(\D*\w) +[\d.]+ s", text)[1:3] == [("sft", "not asked for"), ("eval", "not asked for")]
+    assert "Battery" not in text and "Old       the scores: of the model before; athanor repro brings" in text
+    kept = told("2", before=summary.runs(measured), asked={"sft-data"})
+    assert "all 1 that were asked for were kept" in kept and "Old " in kept
+    assert "Battery" not in told("2")  # nor in what `athanor summary` says
+
+
+def test_what_the_words_of_repro_ask_for(root: Path) -> None:
+    graph = {"a": ([], "x"), "b": (["x"], "y"), "c": (["y"], "z")}
+    stages = {name: {"cmd": "x", "deps": deps, "outs": [out]} for name, (deps, out) in graph.items()}
+    (root / "dvc.yaml").write_text(json.dumps({"stages": stages}))
+    for words, asked in (("b", {"a", "b"}), ("-f -s b", {"b"}), ("", None), ("-f", None), ("--downstream b", None)):
+        assert repro.asked_for(root, words.split()) == asked, words
+    assert repro.asked_for(root, ["probes/dvc.yaml"]) is None

@@ -10,7 +10,8 @@ import pytest
 from athanor.base.errors import InputError
 from athanor.serving.backends.base import Request
 from athanor.serving.discover import AvailableModel
-from athanor.serving.models import RUNTIME_BYTES, Models, default_memory_bytes
+from athanor.serving.memory import RUNTIME_BYTES, default_memory_bytes
+from athanor.serving.models import Models
 from athanor.text.conversations import Message
 from tests.evaluation.tiny import make_model, write_tiny_tokenizer
 from tests.serving.models_tiny import write_export
@@ -42,13 +43,14 @@ class Workers:
 
 class Worker:
     def __init__(self, workers, name):
-        self.workers, self.name, self.alive = workers, name, True
+        self.workers, self.name, self.alive, self.running = workers, name, True, 0
         self.info = {"context_tokens": 64, "parameters": 7, "defaults": {"temperature": 0.0}, "template": "athanor"}
 
     def resident_bytes(self):
         return self.workers.sizes[self.name]
 
     async def answer(self, request):
+        self.running += 1
         try:
             yield {"type": "start", "prompt_tokens": 3, "forgotten": 0}
             waiting = asyncio.create_task(self.workers.may_end.wait())
@@ -64,6 +66,14 @@ class Worker:
         except GeneratorExit:
             self.workers.cancelled += 1
             raise
+        finally:
+            self.running -= 1
+
+    async def retire(self):
+        try:
+            await until(lambda: self.workers.may_end.is_set() and not self.running)
+        finally:
+            await self.close()
 
     async def close(self):
         self.alive = False
@@ -250,6 +260,29 @@ async def test_a_failed_load_is_remembered_until_the_files_change_or_time_passes
     await ask(models, "a")
     assert workers.started == ["a"] * 4
     await models.close()
+
+
+async def test_a_model_whose_files_changed_is_loaded_anew_and_its_answers_come_to_their_end(world, export):
+    base = RUNTIME_BYTES // MIB
+    models, workers = world(base + 20, a=base)
+    workers.may_end.clear()
+    began = asyncio.create_task(ask(models, "a"))
+    await until(lambda: "a" in workers.alive)
+    (export / "note.txt").write_text("as rebuilt")
+    following = [asyncio.create_task(ask(models, "a")) for _ in range(2)]
+    await until(lambda: states(models)["a"] == "loading")
+    assert workers.started == ["a"]  # there is memory for one of both
+    workers.may_end.set()
+    assert kinds(await began)[-1] == "end"
+    assert [kinds(await one) for one in following] == [["loading", "start", "end"]] * 2
+    assert workers.started == ["a", "a"] and workers.closed == ["a"]
+    workers.may_end.clear()
+    (export / "note.txt").write_text("as rebuilt once more")
+    following = [asyncio.create_task(ask(models, "a"))]
+    await until(lambda: states(models)["a"] == "loading")
+    await models.close()  # waits for no answer
+    await asyncio.gather(*following)
+    assert workers.closed == ["a", "a"]
 
 
 async def test_a_worker_that_dies_fails_its_answers_and_the_next_request_starts_another(world):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shutil
 import signal
 import socket
 import struct
@@ -48,8 +49,8 @@ def server(exports):
         yield live
 
 
-def answered(server) -> bool:
-    made = server.post("/v1/chat/completions", {"model": "parrot", "messages": QUESTION})
+def answered(server, model="parrot") -> bool:
+    made = server.post("/v1/chat/completions", {"model": model, "messages": QUESTION})
     return made["choices"][0]["message"]["content"] == PLAIN[1]
 
 
@@ -425,6 +426,24 @@ def test_a_port_in_use_is_told_with_another_one(server, exports):
     done = serve(exports, "--port", str(server.port))
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert f"--port {server.port + 1}" in done.stderr or "--port 8081" in done.stderr
+
+
+def test_after_a_rebuild_the_new_model_answers_and_what_was_begun_comes_to_its_end(parrot_dir, tmp_path):
+    """`athanor serve` went on with the model from before `athanor repro`, and called it ready."""
+    folder = write_endless(tmp_path / "endless") / "hf"
+    with Live(tmp_path, "--model", "endless", *MEMORY) as live, live.connect() as client:
+        client.sendall(live.raw({**LONG, "max_tokens": 4_000, "stream": True}))
+        assert client.recv(4096)
+        (old,) = live.workers()
+        folder.rename(tmp_path / "old")
+        assert live.post("/v1/chat/completions", {**LONG, "max_tokens": 1})  # nothing is there: the loaded one answers
+        shutil.copytree(parrot_dir, folder)
+        assert answered(live, "endless")
+        received = b""
+        while b"[DONE]" not in received:
+            received += client.recv(1 << 20)
+        assert b'"finish_reason": "length"' in received
+        until(lambda: old not in live.workers() and len(live.workers()) == 1, "the old model's process ends")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=["ctrl-c", "term", "kill"])

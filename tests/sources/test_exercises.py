@@ -344,7 +344,6 @@ def test_params_refuse_bad_sections() -> None:
         with pytest.raises(ParamsError):
             strict.build(BatteryParams, {**good, **change}, "battery")
     hub = {"type": "messages", "name": "chat", "hub_id": "a/b", "revision": "a" * 40}
-    hub |= {"max_rows": 5, "min_rows": 1, "license": "MIT"}
     me = {"type": "identity", "name": "me", "repeats": 2, "min_rows": 1}
     made = {"seed": 1, "val_fraction": 0.02, "sources": [hub, me]}
     assert len(strict.build(InstructParams, made, "instruct").sources) == 2

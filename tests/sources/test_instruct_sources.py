@@ -130,7 +130,6 @@ def test_unknown_kind_is_a_params_error():
 
 def chats(path, **changes):
     values = {"type": "messages", "name": "chats", "files": str(path), "max_malformed_fraction": 0.0}
-    values |= {"max_rows": 100, "min_rows": 1, "license": "CC0-1.0"}
     return build(MessagesSource, values | changes, "instruct.sources[0]")
 
 

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_params_page_is_up_to_date(monkeypatch):
     monkeypatch.chdir(ROOT)
     assert params_doc.PAGE.read_text() == params_doc.page(), "run python -m tools.params_doc"
+    assert "tuple(" not in params_doc.page()  # of choices, what they are, and not how they are written
 
 
 def test_readme_links_files_that_exist_and_names_every_stage():
