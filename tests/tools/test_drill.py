@@ -141,6 +141,10 @@ def test_the_journal_must_have_every_row_once(kept, tmp_path):
     assert compare.differing_journals(quiet, copy, "sft") == []
     path = compare.journals(copy)[0] / "journal.jsonl"
     lines = path.read_text().splitlines(keepends=True)
+    load = '"system/cpu_utilization_percentage": '
+    assert any(load in line for line in lines)
+    path.write_text("".join(line.replace(load, f"{load}1") for line in lines))
+    assert compare.differing_journals(quiet, copy, "sft") == []  # what else the machine did is no part of a run
     scalar = next(number for number, line in enumerate(lines) if '"loss"' in line)
     for planted, told in (
         ([*lines[: scalar + 1], *lines[scalar:]], "rows instead of"),
