@@ -13,7 +13,13 @@ from athanor.runtime.journal import rows as rows_of
 
 CHECKPOINTS = ".athanor/slots/{stage}/*/step_*"
 TIMINGS = {"tokens_per_second"}  # numbers of the journal that differ between equal runs
-PER_PROCESS = ("time.", "memory.", "disk.", "cpu.", "system/")  # and those that come at other steps in a run that was killed
+PER_PROCESS = (
+    "time.",
+    "memory.",
+    "disk.",
+    "cpu.",
+    "system/",
+)  # and those that come at other steps in a run that was killed
 Value = int | float | str
 
 
