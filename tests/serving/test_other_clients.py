@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -100,3 +104,33 @@ class TestLiteLLM:
 
     def test_several_answers(self, complete):
         assert len(complete(n=3, temperature=2.0, max_tokens=4).choices) == 3
+
+
+def test_lm_eval_local_chat_completions(address, tmp_path):
+    client_of("lm_eval")
+    client_of("tenacity")  # of lm_eval[api]
+    (tmp_path / "questions.jsonl").write_text(
+        "".join(json.dumps({"question": question, "answer": answer}) + "\n" for question, answer in (PLAIN, WHO))
+    )
+    task = {
+        "task": "parrot",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "questions.jsonl")}},
+        "test_split": "test",
+        "output_type": "generate_until",
+        "doc_to_text": "{{question}}",
+        "doc_to_target": "{{answer}}",
+        "generation_kwargs": {"until": ["\n\n"], "do_sample": False, "max_gen_toks": 40},
+        "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
+    }
+    (tmp_path / "parrot.yaml").write_text(json.dumps(task))  # JSON is YAML
+    words = ["--model", "local-chat-completions", "--tasks", "parrot", "--apply_chat_template"]
+    words += ["--model_args", f"model=parrot,base_url={address}/chat/completions,tokenized_requests=False"]
+    words += ["--include_path", str(tmp_path), "--output_path", str(tmp_path / "out")]
+    env = {**os.environ, "HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "lm_eval", *words], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    results = json.loads(next((tmp_path / "out").rglob("results_*.json")).read_text())
+    assert results["results"]["parrot"]["exact_match,none"] == 1.0
