@@ -161,7 +161,7 @@ def _(tour: Tour) -> None:
     assert "python -m stages.sft" in log and "stages.pretrain" not in log
     table = tour.output("dvc exp show --hide-workspace").splitlines()
     assert len(table) <= 40 and max(map(len, table)) <= 100, table
-    column = next(line for line in table if "Experiment" in line).split().index("sft_bpb")
+    column = next(line for line in table if "Experiment" in line).split().index("loss")
     rows = [line.replace("── ", "──").replace(" [", "[").split() for line in table if "[grid-" in line]
     scores = [float(row[column]) for row in rows]
     assert len(rows) == 4 and scores == sorted(scores) and len(set(scores)) > 1

@@ -82,7 +82,8 @@ def experiment(checkout: Checkout) -> Iterator[Finding]:
     detached = not git(checkout.root, "symbolic-ref", "-q", "HEAD")
     if detached:
         branch = git(checkout.root, "rev-parse", "-q", "--symbolic-full-name", "@{-1}") or "refs/heads/BRANCH"
-        commands = [f"git symbolic-ref HEAD {branch}", "git reset -q", *commands]
+        # Not `git reset`: it keeps the index's times, and takes a file that DVC wrote within that second for unchanged.
+        commands = [f"git symbolic-ref HEAD {branch}", "git read-tree HEAD", *commands]
     what = f"{'HEAD detached, and ' if detached else ''}{len(refs)} refs left, by a killed experiment"
     command = " && ".join(commands) + " (docs/outages.md, Killed experiments, says what each keeps)"
     yield Finding("head", "HEAD" if detached else refs[0], what, command)
