@@ -21,7 +21,7 @@ from athanor.cli import repro
 from athanor.runtime import lifetime, presets
 from tests.cli import toy_pipeline
 from tests.e2e.clone import ROOT, Clone, environment
-from tests.runtime.toy_pipeline import SAVE_EVERY, STEPS, Toy, gone, until
+from tests.runtime.toy_pipeline import SAVE_EVERY, STEPS, Toy, gone, place_stages, until
 
 ROOT = Path(__file__).resolve().parents[2]
 QUIET = {"PYTHONPATH": str(ROOT), "ATHANOR_TRACKING": "off"}
@@ -48,12 +48,11 @@ if __name__ == "__main__":
 
 def test_dvc_goes_on_and_records_the_stage_when_repro_is_killed_on_a_terminal(tmp_path):
     """Found with a view that read DVC's output through a pipe: killed, it took DVC with it."""
-    (tmp_path / "stages").mkdir()
-    (tmp_path / "params.yaml").write_text(presets.complete(ROOT / "presets" / "micro.yaml"))
+    graph = "stages:\n  slow:\n    cmd: python slow.py\n    outs: [o]\n"
+    place_stages(tmp_path, graph)
     (tmp_path / "slow.py").write_text(
         "import time\nopen('started', 'w')\ntime.sleep(3)\nprint('end')\nopen('o', 'w').write('1')\n"
     )
-    (tmp_path / "dvc.yaml").write_text("stages:\n  slow:\n    cmd: python slow.py\n    outs: [o]\n")
     env = environment(**QUIET, TERM="xterm")
     for command in (["git", "init", "-q"], [sys.executable, "-m", "dvc", "init", "-q"]):
         subprocess.run(command, cwd=tmp_path, env=env, check=True)
@@ -71,13 +70,8 @@ def test_dvc_goes_on_and_records_the_stage_when_repro_is_killed_on_a_terminal(tm
 
 def test_an_interrupt_of_the_whole_group_lets_the_stage_save(tmp_path):
     """The wrapper once died of the signal before dvc and the stage; in a container that killed both in mid-save."""
-    (tmp_path / "stages").mkdir()
-    (tmp_path / "stages" / "__init__.py").touch()
-    (tmp_path / "stages" / "toy.py").write_text(STAGE)
-    (tmp_path / "params.yaml").write_text(presets.complete(ROOT / "presets" / "micro.yaml"))
-    (tmp_path / "dvc.yaml").write_text(
-        "stages:\n  toy:\n    cmd: python -m stages.toy\n    deps: [stages/toy.py]\n    outs: [o]\n"
-    )
+    graph = "stages:\n  toy:\n    cmd: python -m stages.toy\n    deps: [stages/toy.py]\n    outs: [o]\n"
+    place_stages(tmp_path, graph, toy=STAGE)
     env = environment(**QUIET)
     for command in (["git", "init", "-q"], [sys.executable, "-m", "dvc", "init", "-q"]):
         subprocess.run(command, cwd=tmp_path, env=env, check=True)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from athanor.runtime import presets
+from tests.runtime.toy_pipeline import place_stages
 from tests.runtime.view import ROOT
 
 STEPS = 12
@@ -118,11 +118,7 @@ class Place:
     def __init__(self, folder: Path) -> None:
         self.path, self.control = folder / "repo", folder / "control"
         self.control.mkdir(parents=True)
-        (self.path / "stages").mkdir(parents=True)
-        (self.path / "stages" / "__init__.py").touch()
-        (self.path / "stages" / "toy.py").write_text(STAGE)
-        (self.path / "params.yaml").write_text(presets.complete(ROOT / "presets" / "micro.yaml"))
-        (self.path / "dvc.yaml").write_text("stages:\n  toy:\n    cmd: python -m stages.toy\n    outs: [o]\n")
+        place_stages(self.path, "stages:\n  toy:\n    cmd: python -m stages.toy\n    outs: [o]\n", toy=STAGE)
         self.state = self.path / ".athanor"
         self.children: list[subprocess.Popen[str]] = []
 

@@ -15,11 +15,11 @@ import pytest
 from athanor.base.artifacts import read_json, sha256_file
 from athanor.base.strict import read_yaml
 from athanor.cli import cli, slots
-from athanor.runtime import presets
 from athanor.runtime.terminal import in_words
 from athanor.serving import database
 from tests.e2e.clone import ROOT, environment
 from tests.runtime.shippers import Checkout
+from tests.runtime.toy_pipeline import place_stages
 from tools.io_errors.__main__ import sample
 
 compiled = pytest.mark.skipif(
@@ -119,10 +119,7 @@ def test_a_stage_tells_an_input_output_error_without_a_traceback(tmp_path: Path)
             "if __name__ == '__main__': stage_main('toy', run)",
         ]
     )
-    (tmp_path / "stages").mkdir()
-    (tmp_path / "stages" / "__init__.py").touch()
-    (tmp_path / "stages" / "toy.py").write_text(code)
-    (tmp_path / "params.yaml").write_text(presets.complete(ROOT / "presets" / "micro.yaml"))
+    place_stages(tmp_path, toy=code)
     env = environment(PYTHONPATH=str(ROOT), ATHANOR_TRACKING="off")
     done = subprocess.run([sys.executable, "-m", "stages.toy"], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 1 and "Traceback" not in done.stderr

@@ -13,9 +13,9 @@ import time
 import pytest
 
 from athanor.cli.slots import busy
-from athanor.runtime import presets
 from athanor.runtime.run import Run
 from athanor.runtime.terminal import say, stop_signals
+from tests.runtime.toy_pipeline import place_stages
 from tests.runtime.view import ROOT
 
 TOY = """
@@ -68,13 +68,8 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def repo(tmp_path):
-    (tmp_path / "stages").mkdir()
-    (tmp_path / "stages" / "__init__.py").touch()
-    (tmp_path / "stages" / "toy.py").write_text(TOY)
-    (tmp_path / "params.yaml").write_text(presets.complete(ROOT / "presets" / "micro.yaml"))
-    (tmp_path / "dvc.yaml").write_text(
-        "stages:\n  toy:\n    cmd: python -m stages.toy\n    deps: [stages/toy.py]\n    params: [clean]\n    outs: [o]\n"
-    )
+    graph = "stages:\n  toy:\n    cmd: python -m stages.toy\n    deps: [stages/toy.py]\n    params: [clean]\n    outs: [o]\n"
+    place_stages(tmp_path, graph, toy=TOY)
     return tmp_path
 
 

@@ -112,6 +112,15 @@ GRAPH = """stages:
 """
 
 
+def place_stages(folder: Path, graph: str = "", **stages: str) -> None:
+    """A working directory with these stages, micro's params and this `dvc.yaml`."""
+    (folder / "stages").mkdir(parents=True)
+    for name, code in (("__init__", ""), *stages.items()):
+        (folder / "stages" / f"{name}.py").write_text(code)
+    (folder / "params.yaml").write_text(presets.complete(ROOT / "presets" / "micro.yaml"))
+    (folder / "dvc.yaml").write_text(graph)
+
+
 class Step(NamedTuple):
     """A line of the log: who did what."""
 
@@ -127,11 +136,7 @@ class Toy:
     def __init__(self, folder: Path) -> None:
         self.path, self.control = folder / "repo", folder / "control"
         self.control.mkdir(parents=True)
-        for name, text in (("count", COUNT), ("report", REPORT), ("__init__", "")):
-            (self.path / "stages").mkdir(parents=True, exist_ok=True)
-            (self.path / "stages" / f"{name}.py").write_text(text)
-        (self.path / "dvc.yaml").write_text(GRAPH)
-        (self.path / "params.yaml").write_text(presets.complete(ROOT / "presets" / "micro.yaml"))
+        place_stages(self.path, GRAPH, count=COUNT, report=REPORT)
         (self.path / ".dvc").mkdir()
         for name in (".gitignore", ".dvcignore", ".dvc/config", ".dvc/.gitignore"):
             shutil.copyfile(ROOT / name, self.path / name)

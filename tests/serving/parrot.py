@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -22,9 +23,8 @@ from athanor.model.transformer import Transformer
 from athanor.text.conversations import Message
 from athanor.tokenizer.chat import render
 from athanor.tokenizer.tokenizer import Tokenizer
-from athanor.tokenizer_training.params import TokenizerParams
 from athanor.tokenizer_training.train import train, write_tokenizer
-from tests.evaluation.tiny import save
+from tests.evaluation.tiny import PARAMS, save
 
 CONTEXT = 512
 STEPS, ROWS = 250, 6
@@ -129,17 +129,9 @@ def _row(tokenizer: Tokenizer, draw: random.Random) -> tuple[list[int], list[int
 
 
 def write_tokenizer_dir(path: Path, conversations: Sequence[tuple[str, str]] = CONVERSATIONS) -> Tokenizer:
-    params = TokenizerParams(
-        vocab_size=640,
-        sample_bytes=100_000,
-        check_bytes=1000,
-        character_coverage=0.9999,
-        max_piece_chars=16,
-        split_by_unicode_script=False,
-    )
     texts = [SYSTEM, *(text for pair in conversations for text in pair)] * 4
     with new_dir(path) as folder:
-        write_tokenizer(folder, train(texts, params), {})
+        write_tokenizer(folder, train(texts, replace(PARAMS, vocab_size=640)), {})
     return Tokenizer.load(path)
 
 

@@ -709,19 +709,23 @@ def test_links_are_kept_only_where_they_lead_to_the_web_or_to_mail(reader):
     ]
 
 
+# One element gets the text at once, the other character by character; `%s` is what is compared of both, as `all`.
+SHOWN = """async (text) => {
+  const { Growing, render } = await import("/page/markdown.js");
+  const [once, slowly] = [document.createElement("div"), document.createElement("div")];
+  once.append(render(text));
+  const growing = new Growing(slowly);
+  for (let end = 1; end <= text.length; end++) {
+    growing.text = text.slice(0, end);
+    growing.draw();
+  }
+  return [once, slowly].map((all) => %s);
+}"""
+
+
 def test_text_that_grows_by_single_characters_ends_as_the_whole_text_is_shown(reader):
     whole, grown = reader.page.evaluate(
-        """async (text) => {
-          const { Growing, render } = await import("/page/markdown.js");
-          const [once, slowly] = [document.createElement("div"), document.createElement("div")];
-          once.append(render(text));
-          const growing = new Growing(slowly);
-          for (let end = 1; end <= text.length; end++) {
-            growing.text = text.slice(0, end);
-            growing.draw();
-          }
-          return [once, slowly].map((element) => element.textContent.replace(/\\s+/g, " ").trim());
-        }""",
+        SHOWN % 'all.textContent.replace(/\\s+/g, " ").trim()',
         "\n\n".join(
             [MARKDOWN[1], CODE[1], *XSS, "1. one\n2. two\n\n   more", "> quote\n\n[r]\n\n[r]: https://example.org"]
         ),
@@ -744,17 +748,7 @@ BARE = "def add_13(x):\n    return x + 13\n\n    # done\n\nclass A:\n    pass"
 )
 def test_code_without_a_fence_keeps_its_indentation(reader, text, code):
     found = reader.page.evaluate(
-        """async (text) => {
-          const { Growing, render } = await import("/page/markdown.js");
-          const [once, slowly] = [document.createElement("div"), document.createElement("div")];
-          once.append(render(text));
-          const growing = new Growing(slowly);
-          for (let end = 1; end <= text.length; end++) {
-            growing.text = text.slice(0, end);
-            growing.draw();
-          }
-          return [once, slowly].map((all) => [...all.querySelectorAll(".code code")].map((one) => one.textContent));
-        }""",
+        SHOWN % '[...all.querySelectorAll(".code code")].map((one) => one.textContent)',
         text,
     )
     assert found == [code, code]
