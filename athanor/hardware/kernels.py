@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from athanor.model.config import ModelConfig
 from athanor.model.precision import AUTOCAST
-from athanor.model.transformer import block_mask
+from athanor.model.transformer import attend, block_mask, fit_groups
 from athanor.training.attention import KERNELS
 from athanor.training.compiling import first_line
 
@@ -162,12 +161,11 @@ def attention(
     qkv_fp32 = [_seeded_normal(rows, count, T, config.head_dim, device=device) for count in heads]
     document_BT = (torch.arange(T, device=device) * 4 // T).expand(rows, T)
     masks = {"plain": None, "documents": block_mask(document_BT)}
-    grouped = config.heads != config.kv_heads
     qkv = [tensor.to(AUTOCAST[precision] or torch.float32) for tensor in qkv_fp32]
 
     def run(tensors: list[Tensor], mask: Tensor | None) -> list[Tensor]:
         inputs = [tensor.detach().requires_grad_(True) for tensor in tensors]
-        out = F.scaled_dot_product_attention(*inputs, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
+        out = attend(*inputs, mask, mask is None)
         return [out.detach(), *torch.autograd.grad(out.float().square().sum(), inputs)]
 
     with sdpa_kernel([SDPBackend.MATH]):
@@ -192,23 +190,20 @@ def attention(
             kernels[name][f"{kind}_error"] = error
         for name, seconds in compare(calls, device, budget_seconds / len(masks)).items():
             kernels[name][f"{kind}_seconds"] = seconds
-    # Flash takes no mask on a GPU: rows with documents then go to the quickest that does.
-    masked = min((row["documents_seconds"] for row in kernels.values() if "documents_seconds" in row), default=0.0)
     for row in kernels.values():
         row["works"] = "plain_seconds" in row
-        if row["works"]:
-            row["seconds"] = row["plain_seconds"] + row.get("documents_seconds", masked)
-    used = {kind: _dispatched(qkv, mask, grouped) for kind, mask in masks.items()}
+    used = {kind: _dispatched(qkv, mask) for kind, mask in masks.items()}
     defaults = {"default": used["plain"], "default_documents": used["documents"]}
     return {"precision": precision, "rows": rows, **defaults, "kernels": kernels}
 
 
-def _dispatched(tensors: list[Tensor], mask: Tensor | None, grouped: bool) -> str:
+def _dispatched(tensors: list[Tensor], mask: Tensor | None) -> str:
     """The kernel that torch takes by itself, for inputs that need a gradient."""
     from torch.nn.attention import SDPBackend
 
-    inputs = [tensor.detach().requires_grad_(True) for tensor in tensors]
-    number = torch._fused_sdp_choice(*inputs, mask, 0.0, mask is None, enable_gqa=grouped)
+    q, k, v = (tensor.detach().requires_grad_(True) for tensor in tensors)
+    k, v = fit_groups(q, k, v)
+    number = torch._fused_sdp_choice(q, k, v, mask, 0.0, mask is None, enable_gqa=q.shape[1] != k.shape[1])
     available = {name: backend for name, backend in KERNELS.items() if hasattr(SDPBackend, backend)}
     names = {int(getattr(SDPBackend, backend)): name for name, backend in available.items()}
     return names.get(int(number), str(number))

@@ -79,15 +79,16 @@ def _ratio(values: Mapping[str, float], name: str) -> float | None:
 
 
 def attention(architecture: Architecture, measured: Mapping[str, Any] | None) -> Decision:
-    """A kernel's name, or the default dispatch. InputError on a GPU on which only the math kernel works.
+    """A kernel's name, or two: of rows with one document, and of those with several; or the default dispatch.
 
-    `measured`: {"default": name, "kernels": {name: {"works", "seconds", "why"}}} with the seconds of
-    rows with and without documents together, and documents_seconds for kernels that take their mask.
+    `measured`: {"default", "default_documents": names of what torch takes by itself, "kernels": {name: {"works", "why",
+    "plain_seconds", and, where it takes their mask, "documents_seconds"}}}.
+    InputError on a GPU on which only the math kernel works.
     """
     if measured is None:
         return Decision(DEFAULT, "not measured")
     kernels = measured["kernels"]
-    works = {name: row["seconds"] for name, row in kernels.items() if row["works"]}
+    works = [name for name, row in kernels.items() if row["works"]]
     if architecture.device == "cuda" and architecture.fused_attention and not set(works) - {"math"}:
         reasons = "; ".join(f"{name}: {row['why']}" for name, row in kernels.items() if not row["works"])
         fix = "install a torch built for this GPU, or set attention: math to accept a slow one"
@@ -96,21 +97,28 @@ def attention(architecture: Architecture, measured: Mapping[str, Any] | None) ->
         raise InputError(
             f"no fused attention kernel works on {architecture.name} ({reasons})", where="machine.attention", fix=fix
         )
-    masked = [name for name in works if name != "math" and "documents_seconds" in kernels[name]]
-    if architecture.device == "cuda" and not masked:
-        # Told to use fused ones alone, torch would refuse such rows.
-        return Decision(DEFAULT, "rows with several documents need the math kernel here")
     if not works:
         return Decision(DEFAULT, "no kernel agreed with the reference")
-    best, usual = min(works, key=lambda name: works[name]), measured["default"]
-    if best == usual:
-        return Decision(DEFAULT, f"torch's own choice, {usual}, is the fastest")
-    if usual not in works:
-        return Decision(best, f"torch's own choice, {usual}, does not work here")
-    gain = works[usual] / works[best]
+    fused = [name for name in works if name != "math" or architecture.device != "cuda"]
+    takers = [name for name in fused if "documents_seconds" in kernels[name]]
+    if not takers:
+        # Told to use fused ones alone, torch would refuse such rows.
+        return Decision(DEFAULT, "rows with several documents need the math kernel here")
+
+    def seconds(pair: tuple[str, str]) -> float:
+        plain, documents = pair
+        return kernels[plain].get("plain_seconds", math.inf) + kernels[documents].get("documents_seconds", math.inf)
+
+    # Told two kernels, torch takes the first that can: a first one that takes masks has all rows.
+    pairs = [(name, other) for name in fused for other in ([name] if name in takers else takers)]
+    best, usual = min(pairs, key=seconds), (measured["default"], measured["default_documents"])
+    best_name, usual_name = (" and ".join(dict.fromkeys(pair)) for pair in (best, usual))
+    if not {*usual} <= {*works}:
+        return Decision(",".join(dict.fromkeys(best)), f"torch's own choice, {usual_name}, does not work here")
+    gain = seconds(usual) / seconds(best)
     if gain < KERNEL_GAIN:
-        return Decision(DEFAULT, f"{best} is no faster than torch's own choice, {usual}")
-    return Decision(best, f"{gain:.2f} times as fast as torch's own choice, {usual}")
+        return Decision(DEFAULT, f"{best_name}: no faster than torch's own choice, {usual_name}")
+    return Decision(",".join(dict.fromkeys(best)), f"{gain:.2f} times as fast as torch's own choice, {usual_name}")
 
 
 def compiled(measured: Mapping[str, Any] | None, *, blocks_per_step: float, steps: int) -> Decision:

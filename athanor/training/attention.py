@@ -23,7 +23,7 @@ def attention(kernel: str, device: torch.device) -> Iterator[None]:
     """Attention by `kernel` (flash, efficient, cudnn, math, or default) inside the block, in every thread.
 
     A kernel that cannot take a mask, such as flash with documents on a GPU,
-    gives way to the next that can. There that is never the math kernel, which
+    gives way to the next that can: "flash,cudnn" says which. There that is never the math kernel, which
     writes every score to memory: torch raises instead.
     """
     if kernel == DEFAULT:
@@ -31,7 +31,7 @@ def attention(kernel: str, device: torch.device) -> Iterator[None]:
         return
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    others = [name for name in KERNELS if name not in (kernel, "math")] if device.type == "cuda" else ["math"]
-    order = [kernel] if kernel == "math" else [kernel, *others]
+    others = [name for name in KERNELS if name != "math"] if device.type == "cuda" else ["math"]
+    order = [kernel] if kernel == "math" else dict.fromkeys([*kernel.split(","), *others])
     with attention_by_torch(), sdpa_kernel([getattr(SDPBackend, KERNELS[name]) for name in order], set_priority=True):
         yield
