@@ -65,7 +65,7 @@ def run(run: Run) -> None:
     clock.lap("compression_seconds")
 
     rates, answers = {}, {}
-    with run.progress(2 * len(MODELS), "eval", "part") as progress:
+    with run.progress(2 * len(MODELS), "eval", "parts") as progress:
         for name, folder in MODELS.items():
             if run.stop_requested():
                 raise Interrupted("stopped on request; nothing is kept, the next run measures again")

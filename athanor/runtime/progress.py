@@ -75,11 +75,15 @@ class Progress:
 
     def line(self) -> str:
         rate = (self.done - self.start_done) / max(time.monotonic() - self.started, 1e-9)
-        text = f"{self.desc}: {self._amount(self.done)}"
+        texts = [f"{self.desc}: {self._amount(self.done)}"]
         if self.total:
             seconds_left = (self.total - self.done) / rate if rate > 0 else float("inf")
-            text += f" of {self._amount(self.total)} ({self.done / self.total:.0%}), {duration(seconds_left)} left"
-        return f"{text}, {self._amount(rate)}/s{self.note and f', {self.note}'}"
+            done = self._amount(self.done).removesuffix(f" {self.unit}")
+            texts = [f"{self.desc}: {done} of {self._amount(self.total)} ({self.done / self.total:.0%})"]
+            texts += [f"{duration(seconds_left)} left"]
+        if rate >= 1:
+            texts += [f"{self._amount(rate)}/s"]
+        return ", ".join([*texts, *filter(None, [self.note])])
 
     def _amount(self, value: float) -> str:
         return f"{value / 1e6:,.1f} MB" if self.unit == "B" else f"{value:,.0f} {self.unit}"
