@@ -165,7 +165,8 @@ def attention(
 
     def run(tensors: list[Tensor], mask: Tensor | None) -> list[Tensor]:
         inputs = [tensor.detach().requires_grad_(True) for tensor in tensors]
-        out = attend(*inputs, mask, mask is None)
+        q, k, v = inputs
+        out = attend(q, k, v, mask, mask is None)
         return [out.detach(), *torch.autograd.grad(out.float().square().sum(), inputs)]
 
     with sdpa_kernel([SDPBackend.MATH]):

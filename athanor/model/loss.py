@@ -100,7 +100,8 @@ def training_loss(
     The sums of each source's own `token_losses` are added to `by_source_K`; no gradient goes through them.
     """
     h_ND = _supervised_hidden(model, batch)
-    summed = summed_cross_entropy if use_cpu_kernel(h_ND) else plain_summed_cross_entropy
+    by_hand = h_ND.device.type != "cpu" or use_cpu_kernel(h_ND)
+    summed = summed_cross_entropy if by_hand else plain_summed_cross_entropy
     loss, losses_N = summed(h_ND, model.head_weight, batch.next_N, divisor, z_loss)
     if by_source_K is not None and batch.source_N is not None:
         by_source_K.index_add_(0, batch.source_N, losses_N)

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from athanor.base.errors import InputError
 from athanor.model.config import ModelConfig
-from athanor.model.cross_entropy import CHUNK_ROWS
+from athanor.model.cross_entropy import chunk_rows
 from athanor.model.flops import block_weights
 from athanor.model.gpu_family import identify
 from athanor.model.kernels import BLOCK_TOKENS, attention_by_torch, cpu_attention_fits
@@ -143,10 +143,11 @@ def measure_activations(
     rest = _growth(unit, [2 * a - b for a, b in zip(one_layer, two_layers, strict=True)])
     # The loss alone: of a model so narrow that nothing else counts, with two numbers of targets beyond one chunk.
     narrow = dataclasses.replace(config, layers=1, dim=8, heads=1, kv_heads=1, head_dim=8, ffn_dim=8)
-    step = max(1, min(CHUNK_ROWS, tokens)) if cpu_kernels else unit
+    chunked = cpu_kernels or device.type != "cpu"
+    step = max(1, min(chunk_rows(device, config.vocab_size), tokens)) if chunked else unit
     peak_few, peak_many = (_run(narrow, 64, n, precision, device, False, backward=True)[1] for n in (step, 2 * step))
     slope = (peak_many - peak_few) / step
-    fixed = max(0.0, peak_few - slope * step) + (4 * config.vocab_size * config.dim if cpu_kernels else 0)
+    fixed = max(0.0, peak_few - slope * step) + (4 * config.vocab_size * config.dim if chunked else 0)
     return SavedActivations(block, rest, Growth(fixed, slope + 3 * 4 * config.dim, 0.0))
 
 

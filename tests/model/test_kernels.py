@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 import torch
 
-from athanor.model import kernels
+from athanor.model import cross_entropy, kernels
 from athanor.model.config import ModelConfig
 from athanor.model.cross_entropy import plain_summed_cross_entropy, summed_cross_entropy
 from athanor.model.elementwise import in_torch
@@ -87,6 +87,21 @@ def test_cross_entropy(count, z_loss):
         assert not losses.requires_grad and float(losses.sum() / (2 * count)) == pytest.approx(float(loss), rel=1e-5)
         both.append((loss, *gradients(3 * loss, (h, head))))
     close(*both)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.bfloat16, 2e-2), (torch.float16, 3e-3)])
+@pytest.mark.parametrize("rows", [64, 4096])
+def test_cross_entropy_as_on_an_accelerator(monkeypatch, rows, dtype, tolerance):
+    """In chunks and in one, in each format. In fp16 the gradient of one target of many would be 0 without its scale."""
+    count, divisor, scale = 200, 1 << 20, 2.0**16
+    monkeypatch.setattr(cross_entropy, "chunk_rows", lambda device, vocab_size: rows)
+    h, head = torch.randn(count, 32, requires_grad=True), torch.randn(96, 32, requires_grad=True)
+    target = torch.randint(0, 96, (count,))
+    plain, _ = plain_summed_cross_entropy(h, head, target, divisor, 1e-3)
+    loss, losses = cross_entropy._CrossEntropy.apply(h, head, target, divisor, 1e-3, cross_entropy.Half(dtype))
+    assert float(losses.sum() / divisor) == pytest.approx(float(loss), rel=1e-5)
+    close((divisor * loss / count,), (divisor * plain / count,), tolerance)
+    close(gradients(scale * loss, (h, head)), gradients(scale * plain, (h, head)), tolerance)
 
 
 def test_cross_entropy_of_a_target_far_below_the_others_is_not_infinite():
