@@ -78,11 +78,13 @@ class _Sampler:
         numbers = []
         for index in range(first, first + batch_tokens // self.context_tokens):
             epoch, rank = divmod(index, self.samples)
-            if epoch not in self._orders:
+            orders = self._orders
+            if epoch not in orders:
                 # A batch touches two epochs at most unless the data is tiny; older orders are not needed again.
-                self._orders = {e: o for e, o in self._orders.items() if e == epoch - 1}
-                self._orders[epoch] = permutation(self.samples, self.seed, epoch)
-            numbers.append(int(self._orders[epoch][rank]))
+                orders = {e: o for e, o in orders.items() if e == epoch - 1}
+                orders[epoch] = permutation(self.samples, self.seed, epoch)
+                self._orders = orders  # whole, for a thread that reads ahead
+            numbers.append(int(orders[epoch][rank]))
         return numbers
 
 

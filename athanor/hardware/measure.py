@@ -38,7 +38,8 @@ class Bounds(NamedTuple):
     loader: float = 1.0
 
 
-QUICK = Bounds(products=2.0, steps=1.0, rows=1.0, attention=1.0, compile=0.0, loader=0.0)
+# By itself, before the first training on an accelerator.
+QUICK = Bounds(products=2.0, steps=1.0, rows=2.0, attention=1.0, compile=90.0, loader=0.1)
 
 
 def measure(
@@ -94,13 +95,6 @@ def measure(
     measurements["memory"] = memory(device)
     measurements["seconds"] = round(time.monotonic() - started, 1)
     return measurements
-
-
-def quick(config: ModelConfig, device: torch.device, batch_tokens: int) -> dict[str, Any]:
-    """Only what a number format is chosen by: for an accelerator without a profile, a few seconds."""
-    rows = micro_batch(device, 0, config.context_tokens, batch_tokens)
-    measurements = {"products": kernels.products(config, rows * config.context_tokens, device, QUICK.products)}
-    return measurements | _formats(config, rows, device, QUICK, lambda part: None)
 
 
 def _formats(

@@ -17,7 +17,7 @@ from athanor.model.config import ModelConfig
 if TYPE_CHECKING:
     import torch
 
-SCHEMA = 1
+SCHEMA = 2
 FILE = Path(".athanor") / "hardware.json"
 
 

@@ -36,7 +36,9 @@ class Targets(NamedTuple):
     source_N: Tensor | None = None
 
     def to(self, device: torch.device) -> Targets:
-        return Targets(*(None if tensor is None else tensor.to(device, non_blocking=True) for tensor in self))
+        """A copy on the device. From pinned memory: else the copy waits for what the device is doing."""
+        pinned = (tensor.pin_memory() if device.type == "cuda" and tensor is not None else tensor for tensor in self)
+        return Targets(*(None if tensor is None else tensor.to(device, non_blocking=True) for tensor in pinned))
 
 
 def supervised(document_BS: np.ndarray, mask_BS: np.ndarray | None) -> np.ndarray:

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from athanor.model.precision import without_effect
 from athanor.runtime.machine import anchor, machine
 from athanor.runtime.run import Run
 from athanor.runtime.slots import Slot
+from athanor.training.compiling import first_line
 from athanor.training.cpu_replicas import replica_count
 from athanor.training.memory import available_bytes
 from athanor.training.setup import Choices, check_batch
@@ -34,6 +35,7 @@ from athanor.training.world import SINGLE, World
 
 FILE = "choices.json"
 COMPILED = Path(".athanor") / "compile-cache"
+_COMPILING_PAYS = 1000  # steps; a shorter run does without trying
 
 
 def chosen(
@@ -53,7 +55,7 @@ def chosen(
     decided = None
     if world.main:
         folders = [slot.path for slot in slots if slot is not None]
-        choices, reasons = choose(folders, config, precision, batch_tokens, total_tokens // batch_tokens)
+        choices, reasons = choose(folders, config, precision, batch_tokens, total_tokens // batch_tokens, run.note)
         decided = {"choices": dataclasses.asdict(choices), "why": reasons}
     decided = world.broadcast_object(decided)
     choices, reasons = Choices(**decided["choices"]), decided["why"]
@@ -70,9 +72,18 @@ def chosen(
 
 
 def choose(
-    folders: Sequence[Path], config: ModelConfig, precision: str, batch_tokens: int, steps: int
+    folders: Sequence[Path],
+    config: ModelConfig,
+    precision: str,
+    batch_tokens: int,
+    steps: int,
+    note: Callable[[str], None] = lambda text: None,
 ) -> tuple[Choices, dict[str, str]]:
-    """Choices and reasons: what is set, else the first record in `folders`, else what the profile suggests."""
+    """Choices and reasons: what is set, else the first record in `folders`, else what the profile suggests.
+
+    An accelerator without a profile of this model is measured first, which takes a quarter of a minute and, for a run
+    that is long enough to be compiled, a minute or two once.
+    """
     local, root = machine(), anchor()
     device = prepare(local.device, local.threads)
     saved = next((record for record in map(_read_record, folders) if record is not None), None)
@@ -96,16 +107,30 @@ def choose(
             requested, precision=saved["choices"]["precision"] if precision == AUTO else precision
         )
     profile = profiles.load(root, profiles.fingerprint(config, device, local.threads))
-    stored_profile = profile
-    if profile is None and requested.precision == AUTO and device.type != "cpu":
+    if profile is None and device.type != "cpu":
         from athanor.hardware import measure
 
-        profile = measure.quick(config, device, batch_tokens)
+        tries_compiler = local.compile != "off" and steps >= _COMPILING_PAYS
+        note(f"first training of this model on {gpu_family.name(device)}: measuring its formats and kernels")
+        try:
+            profile = measure.measure(
+                config,
+                device,
+                local.threads,
+                precision=requested.precision,
+                batch_tokens=batch_tokens,
+                root=root,
+                bounds=measure.QUICK if tries_compiler else measure.QUICK._replace(compile=0.0),
+            )
+        except RuntimeError as error:  # of a driver or a kernel: training may well do without
+            note(f"the device could not be measured ({first_line(error)}); `athanor bench hardware` says more")
+        if profile is not None and (tries_compiler or local.compile == "off"):
+            profiles.save(root, profile)
     architecture = gpu_family.identify(device)
     choices, reasons = resolve(requested, architecture, config, profile, available_bytes(device))
     record = {
         "device": device.type,
-        "profile": None if stored_profile is None else profiles.short_digest(stored_profile),
+        "profile": None if profile is None else profiles.short_digest(profile),
         "choices": dataclasses.asdict(choices),
         "why": reasons,
     }

@@ -50,6 +50,7 @@ class Machine:
     attention: the attention kernel; auto takes the hardware profile's choice.
     compile: whether transformer blocks are compiled; auto where it pays by the profile.
     checkpointing: whether activations are computed again in the backward pass; auto where memory needs it.
+    overlap: whether the next batch is read and checkpoints are written beside the steps; auto on an accelerator.
     log_every_steps: how often training scalars are fetched from the device.
     save_every_seconds: how often a long stage writes a checkpoint.
     max_minutes: a stage that ran so long saves and ends, 0 for no limit.
@@ -67,6 +68,7 @@ class Machine:
     attention: str = param(choices=("auto", "flash", "efficient", "cudnn", "math"), default="auto")
     compile: str = param(choices=("auto", "on", "off"), default="auto")
     checkpointing: str = param(choices=("auto", "on", "off"), default="auto")
+    overlap: str = param(choices=("auto", "on", "off"), default="auto")
     log_every_steps: int = param(min=1, default=10)
     save_every_seconds: float = param(min=1, default=60.0)
     max_minutes: float = param(min=0, default=0.0)

@@ -28,12 +28,13 @@ from athanor.training.best import SelectionKey
 from athanor.training.cpu_replicas import CpuReplicas
 from athanor.training.meter import memory
 from athanor.training.optimizer import OptimizerSettings
+from athanor.training.overlap import Overlap
 from athanor.training.recovery import Recovery, has_nonfinite
 from athanor.training.result import TrainResult
 from athanor.training.schedule import Schedule
 from athanor.training.settings import LoopSettings
 from athanor.training.skipped_ranges import known_at
-from athanor.training.state import RunState, json_safe, resume, save
+from athanor.training.state import RunState, json_safe, resume
 from athanor.training.step import Rows, Stepper, sources_of
 from athanor.training.vitals import Vitals
 from athanor.training.world import SINGLE, World
@@ -117,9 +118,10 @@ def train(
     saving when `hooks.should_stop()`, GateError when nothing but non-finite
     gradients comes, or going back did not help.
     """
-    with world.watched(), CpuReplicas(model, settings.threads) as replicas:
+    overlap = Overlap(sampler, settings.overlap)
+    with world.watched(), CpuReplicas(model, settings.threads) as replicas, overlap:
         run = _Training(
-            Stepper(replicas, optimizer_settings, settings, world), sampler, schedule, settings, hooks, selection_key
+            Stepper(replicas, optimizer_settings, settings, world), overlap, schedule, settings, hooks, selection_key
         )
         resumed = run.resume(folder)
         if trunk is not None and not resumed:
@@ -146,7 +148,7 @@ class _Training:
     def __init__(
         self,
         stepper: Stepper,
-        sampler: Sampler,
+        overlap: Overlap,
         schedule: Schedule,
         settings: LoopSettings,
         hooks: Hooks,
@@ -154,14 +156,14 @@ class _Training:
     ) -> None:
         self.selection_key = selection_key
         self.stepper, self.world, self.meter = stepper, stepper.world, stepper.meter
-        self.sampler, self.schedule, self.settings, self.hooks = sampler, schedule, settings, hooks
+        self.overlap, self.schedule, self.settings, self.hooks = overlap, schedule, settings, hooks
         self.progress = RunState(hooks.code)
         # The last step that runs of other lengths share; the final one belongs to this length alone.
         before_cooldown = schedule.cooldown_start // settings.batch_tokens if schedule.shape == "wsd" else -1
         self.pin_step = min(before_cooldown, settings.steps - 1)
         model, steps = stepper.backend.replicas.model, settings.steps
         self.vitals = Vitals(model, self.meter, settings.precision, settings.batch_tokens, steps)
-        self.recovery = Recovery(stepper, self.progress, sampler, hooks, self.pin_step)
+        self.recovery = Recovery(stepper, self.progress, overlap, hooks, self.pin_step)
         self.trained = 0
 
     def resume(self, folder: Path, max_step: int | None = None) -> bool:
@@ -191,7 +193,7 @@ class _Training:
         missing = progress.step < until_step and min(checkpointed_steps) > progress.step
         if self.world.any(self.world.main and missing)[0]:
             with self.meter.time("checkpoint"):
-                save(anchors, self.stepper, progress)
+                self.overlap.save(anchors, self.stepper, progress)
         pending: list[Tensor] = []
         saved_at = time.monotonic()
         while progress.step < until_step:
@@ -252,7 +254,8 @@ class _Training:
                     self.world.barrier()
             if save_now or save_anchor:
                 with self.meter.time("checkpoint"):
-                    save(anchors if save_anchor else folder, self.stepper, progress, pinned=pinned)
+                    where = anchors if save_anchor else folder
+                    self.overlap.save(where, self.stepper, progress, pinned=pinned, wait=must_save)
                 saved_at = time.monotonic()
             if stop and not last:
                 progress_text = f"stopped at step {progress.step} of {settings.steps} ({progress.step * settings.batch_tokens:,} tokens)"
@@ -265,6 +268,7 @@ class _Training:
         # What is saved must be finite, or there would be nothing to go back to.
         finding = self.recovery.nonfinite_state() if saving or has_nonfinite(steps) else None
         if finding is not None:
+            self.overlap.finish_writing()
             self.recovery.repair(folder, finding)
             return True
         speed = self.settings.batch_tokens / max(window["time.step_s"], 1e-9)
@@ -273,6 +277,7 @@ class _Training:
             self._record(loss, norm, skipped, extra)
             skipped_range = self.recovery.next_skipped_range()
             if skipped_range is not None:
+                self.overlap.finish_writing()
                 self.recovery.roll_back(folder, skipped_range)
                 return True
         return False

@@ -28,6 +28,7 @@ class LoopSettings:
     spike_guard: bool = True  # refuse steps that are far out, on the device
     max_rollbacks: int = 3  # times that the run goes back and leaves data out; 0 never looks for a reason
     rules: Rules = Rules()
+    overlap: bool = False  # batches are read and checkpoints written beside the steps
     footprint: StepFootprint | None = (
         None  # as memory was estimated for it: what advice begins from when memory runs out all the same
     )

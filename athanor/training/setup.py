@@ -120,6 +120,7 @@ class ExecutionPlan(NamedTuple):
             precision=execution.precision,
             micro_batch_rows=footprint.micro_batch_rows,
             footprint=footprint,
+            overlap=machine.overlap == "on" or machine.overlap == "auto" and device.type != "cpu",
             **loop_settings,
         )
         return cls(world, device, footprint, settings, execution)

@@ -76,15 +76,6 @@ def run_tensors(stepper: Stepper, progress: RunState) -> dict[str, Tensor]:
     return tensors
 
 
-def save(folder: Path, stepper: Stepper, progress: RunState, *, pinned: bool = False) -> None:
-    """A checkpoint of this moment, written by the main process while the others wait."""
-    stepper.backend.check_same()
-    tensors = run_tensors(stepper, progress)
-    if stepper.world.main:
-        checkpoint.save(folder, progress.step, tensors, progress.state(), pinned=pinned)
-    stepper.world.barrier()
-
-
 def resume(
     folder: Path,
     stepper: Stepper,

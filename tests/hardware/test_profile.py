@@ -191,6 +191,30 @@ def test_without_a_profile_the_cpu_does_as_it_always_did(here):
     assert choices == Choices("fp32") and set(why) == {field.name for field in dataclasses.fields(Choices)}
 
 
+def test_the_first_training_on_an_accelerator_measures_it_and_keeps_that(here, monkeypatch):
+    """Without somebody who types `athanor bench hardware` nothing was measured, and nothing compiled."""
+    accelerator, bounds, notes = torch.device("mps"), [], []
+    monkeypatch.setattr("athanor.runtime.choices.prepare", lambda *_: accelerator)
+
+    def measured(config, device, count, **how):
+        bounds.append(how["bounds"].compile)
+        return {
+            "schema": profile.SCHEMA,
+            "fingerprint": profile.fingerprint(config, device, count),
+            "compile": COMPILE if how["bounds"].compile else {"works": False, "why": "it is off"},
+        }
+
+    monkeypatch.setattr(measure, "measure", measured)
+
+    def choices(slot: str, steps: int) -> Choices:
+        return choose([here / slot], TINY, "fp32", 256, steps, notes.append)[0]
+
+    assert not choices("short", 10).compile and profile.read(here) is None  # too short for the compiler
+    assert choices("long", 10**6).compile and profile.read(here)
+    assert choices("other", 10**6).compile and bounds == [0.0, measure.QUICK.compile]
+    assert all("first training" in note for note in notes) and len(notes) == 2
+
+
 def test_a_resume_keeps_its_choices_when_the_profile_changes(here):
     slots = [here / "slot", here / "trunk"]
     stored(here, compile={**COMPILE, "works": False, "why": "no compiler"})

@@ -180,13 +180,17 @@ def test_samples_must_go_on_at_the_checkpoint_without_a_gap():
         return [{"at": position, "digest": f"d{position}"} for position in positions]
 
     saved = {"point": "renamed", "path": ".athanor/slots/sft/f/step_00000002"}
-    assert compare.differing_samples(reference, [*read(0, 0, 8), saved, *read(16)], 0, False) == []
+    assert compare.differing_samples(reference, [*read(0, 8), saved, *read(16)], 0, False) == []
     assert compare.differing_samples(reference, read(16, 24, 32), 16, True) == []
     assert "16 is next" in compare.differing_samples(reference, read(24, 32), 16, True)[0]
     assert "24 is next" in compare.differing_samples(reference, read(16, 32), 16, False)[0]
     assert "ended at 32 of 40" in compare.differing_samples(reference, read(16, 24), 16, True)[0]
     assert "other samples" in compare.differing_samples(reference, [{"at": 16, "digest": "d8"}], 16, False)[0]
-    assert "written after 8" in compare.differing_samples(reference, [*read(0, 0), saved], 0, False)[0]
+    for overlap in (False, True):
+        assert "written after 8" in compare.differing_samples(reference, [*read(0), saved], 0, False, overlap)[0]
+    late = [*read(0, 8, 16), saved, *read(24)]
+    assert "written after 24" in compare.differing_samples(reference, late, 0, False)[0]
+    assert compare.differing_samples(reference, late, 0, False, overlap=True) == []
 
 
 @pytest.mark.parametrize(

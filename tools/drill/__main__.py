@@ -37,6 +37,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=34, metavar="N", help="SIGKILLs per stage (34)")
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="chooses moments and their order (1)")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="work in this new directory and keep all of it")
+    parser.add_argument(
+        "--overlap", action="store_true", help="batches are read and checkpoints written beside the steps"
+    )
     parser.add_argument("--inputs", type=Path, metavar="DIR", help="a directory where the pipeline has run with them")
     args = parser.parse_args()
     args.stages = args.stages.split(",")
@@ -77,7 +80,7 @@ def main() -> int:
 
 
 def drill(args: argparse.Namespace, base: Path) -> list[Outcome]:
-    drilled = environment()
+    drilled = environment(ATHANOR_OVERLAP="on" if args.overlap else "off")
     os.environ.clear()
     os.environ.update(drilled)  # before a stage is imported
     scratch = Scratch(Path.cwd(), base)

@@ -124,24 +124,25 @@ def events(record: Path) -> list[dict[str, Any]]:
 
 
 def read_samples(noted: list[dict[str, Any]], start: int) -> list[tuple[int, str]]:
-    """(position, digest) of every sample an attempt read. A look at the first batch before step 1 does not count."""
+    """(position, digest) of every sample that an attempt trained on."""
     rows = [note["row"] for note in noted if "row" in note]
     if rows:
         return [(start + number, digest) for number, digest in enumerate(rows)]
-    read = [(note["at"], note["digest"]) for note in noted if "at" in note]
-    return read[1:] if start == 0 and len(read) > 1 and read[1][0] == 0 else read
+    return [(note["at"], note["digest"]) for note in noted if "at" in note]
 
 
 def reference_samples(noted: list[dict[str, Any]], unit: int) -> Samples:
     return Samples(unit, dict(read_samples(noted, 0)))
 
 
-def differing_samples(reference: Samples, noted: list[dict[str, Any]], start: int, finished: bool) -> list[str]:
+def differing_samples(
+    reference: Samples, noted: list[dict[str, Any]], start: int, finished: bool, overlap: bool = False
+) -> list[str]:
     """Whether an attempt began exactly where its checkpoint ends, and read on without a gap to where it saved or ended.
 
     Together for all attempts that makes the chain of checkpoints behind the
     final weights whole: each checkpoint stands where the attempt that wrote it
-    had read every sample up to it.
+    had read every sample up to it; with `overlap` it may have read on until the checkpoint stands.
     """
     position = start
     for at, digest in read_samples(noted, start):
@@ -156,6 +157,8 @@ def differing_samples(reference: Samples, noted: list[dict[str, Any]], start: in
     for note in noted:
         last = note["at"] + reference.unit if "at" in note else last
         name = Path(note.get("path", "")).name
-        if note.get("point") == "renamed" and name.startswith("step_") and int(name[5:]) * reference.unit != last:
-            return [f"checkpoint {name} was written after {last} tokens"]
+        if note.get("point") == "renamed" and name.startswith("step_"):
+            written = int(name[5:]) * reference.unit
+            if written > last or written < last and not overlap:
+                return [f"checkpoint {name} was written after {last} tokens"]
     return []

@@ -274,23 +274,19 @@ class _Clock:
 
 
 def record_batches(watch: Watch) -> None:
-    """Note the position and a digest of the ids of every batch a sampler gives; let checkpoints come more often."""
-    from athanor.data import sampler
+    """Note the position and a digest of the ids of every batch that is trained on; let checkpoints come more often."""
     from athanor.training import loop
+    from athanor.training.recovery import Recovery
 
-    loop.time = _Clock()
+    loop.time, real = _Clock(), Recovery.batch
 
-    def wrapped(real: Callable[..., Any]) -> Callable[..., Any]:
-        def batch(self: Any, position_tokens: int, batch_tokens: int, *skipped: int) -> Any:
-            rows = real(self, position_tokens, batch_tokens, *skipped)
-            content = b"".join(array.tobytes() for array in rows if hasattr(array, "tobytes"))
-            watch.note(at=position_tokens, digest=sha256_bytes(content)[:16])
-            return rows
+    def batch(self: Any, position: int) -> Any:
+        rows: Any = real(self, position)
+        content = b"".join(array.tobytes() for array in rows if hasattr(array, "tobytes"))
+        watch.note(at=position, digest=sha256_bytes(content)[:16])
+        return rows
 
-        return batch
-
-    for kind in (sampler.PretrainSampler, sampler.SftSampler):
-        kind.batch = wrapped(kind.batch)
+    Recovery.batch = batch  # type: ignore[method-assign]
 
 
 def record_rows(watch: Watch) -> None:

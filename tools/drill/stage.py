@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 import random
 import resource
 import shutil
@@ -209,7 +210,8 @@ class Drill:
             (self.outcome.resumed if start else self.outcome.anew)[before] += 1
         if attempt.status == 0 and start == 0:  # the first run also imported what later ones find in memory
             self.seconds = min(self.seconds, attempt.seconds)
-        problems = compare.differing_samples(self.reference, attempt.noted, start, attempt.status == 0)
+        overlap = os.environ.get("ATHANOR_OVERLAP") == "on"
+        problems = compare.differing_samples(self.reference, attempt.noted, start, attempt.status == 0, overlap)
         begun = any("at" in note for note in attempt.noted)
         if self.stage in TRAINING and before in DAMAGE and begun and "checkpoint ignored" not in attempt.log:
             problems.append("nothing is said of the damaged checkpoint")
