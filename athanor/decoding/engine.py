@@ -46,11 +46,11 @@ class TokenEvent(NamedTuple):
 @dataclass
 class _Row:
     key: Hashable
+    ids: list[int]  # of the prompt and of the answer so far; the last one made is not in the cache yet
     length: int  # tokens in the cache
     budget: int  # ids that may still be made
     sampling: Sampling
     draw: random.Random
-    token: int = 0  # the last one made, not in the cache yet
     generated: set[int] = field(default_factory=set)
 
 
@@ -100,12 +100,12 @@ class Engine:
         prompts = [prompt for _, prompt, _, _ in requests]
         device, width = self.model.head_weight.device, max(map(len, prompts))
         scratch = KVCache(self.model.config, len(prompts), width, device=device, dtype=self.model.head_weight.dtype)
-        logits_BV = _prefill(self.model, prompts, scratch)
+        logits_BV = self._read(prompts, scratch)
         first = len(self.rows)
         self.cache.write_rows(first, scratch)
         for key, prompt, limit, sampling in requests:
             budget = min(limit, self.cache.capacity - len(prompt))
-            self.rows.append(_Row(key, len(prompt), budget, sampling, random.Random(sampling.seed)))
+            self.rows.append(_Row(key, list(prompt), len(prompt), budget, sampling, random.Random(sampling.seed)))
         return self._choose_tokens(first, logits_BV)
 
     @torch.inference_mode()
@@ -117,7 +117,7 @@ class Engine:
         view = self.cache.first_rows(len(lengths), max(lengths))
         equal_lengths = len(set(lengths)) == 1
         positions_B1 = None if equal_lengths else torch.tensor(lengths, device=device)[:, None]
-        ids_B1 = torch.tensor([row.token for row in self.rows], device=device)[:, None]
+        ids_B1 = torch.tensor([row.ids[-1] for row in self.rows], device=device)[:, None]
         for row in self.rows:
             row.length += 1
         h_BTD = self.model.hidden(ids_B1, positions_BT=positions_B1, cache=view)
@@ -134,6 +134,10 @@ class Engine:
                         self.cache.move(len(self.rows), index)
                 return
 
+    def _read(self, prompts: Sequence[Sequence[int]], cache: KVCache) -> Tensor:
+        """Put the prompts into an empty cache; logits [B, V] after the last id of each."""
+        return prefill(self.model, prompts, cache, [0] * len(prompts))
+
     def _choose_tokens(self, first: int, logits_BV: Tensor) -> list[TokenEvent]:
         """Choose the next ids of the rows from `first` on; those that are done leave the batch."""
         rows = self.rows[first:]
@@ -143,7 +147,8 @@ class Engine:
         tokens = pick(logits_BV, [row.sampling for row in rows], [row.draw for row in rows])
         events = []
         for row, token in zip(rows, tokens, strict=True):
-            row.token, row.budget = token, row.budget - 1
+            row.ids.append(token)
+            row.budget -= 1
             if row.sampling.repetition_penalty != 1 and token not in self.exempt:
                 row.generated.add(token)
             events.append(TokenEvent(row.key, token, token in self.stop_ids or row.budget == 0))
@@ -162,13 +167,14 @@ def check_prompt(prompt: Sequence[int], context: int) -> None:
         )
 
 
-def _prefill(model: DecoderModel, prompts: Sequence[Sequence[int]], cache: KVCache) -> Tensor:
-    """Put the prompts into the cache; logits [B, V] after the last id of each."""
+def prefill(model: DecoderModel, prompts: Sequence[Sequence[int]], cache: KVCache, starts: Sequence[int]) -> Tensor:
+    """Put the prompts into the cache, each behind the `starts` tokens that its row has; logits [B, V] after the last."""
     device, width = model.head_weight.device, max(len(prompt) for prompt in prompts)
     ids_BT = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in prompts], device=device)
     lengths_B = torch.tensor([len(prompt) for prompt in prompts], device=device)
     index_BT = torch.arange(width, device=device).expand(len(prompts), width)
-    equal_lengths = all(len(prompt) == width for prompt in prompts)
-    positions_BT = None if equal_lengths else index_BT.where(index_BT < lengths_B[:, None], -1)
+    equal_lengths = len({(len(prompt), start) for prompt, start in zip(prompts, starts, strict=True)}) == 1
+    starts_B1 = torch.tensor(starts, device=device)[:, None]
+    positions_BT = None if equal_lengths else (index_BT + starts_B1).where(index_BT < lengths_B[:, None], -1)
     h_BTD = model.hidden(ids_BT, positions_BT=positions_BT, cache=cache)
     return F.linear(h_BTD[torch.arange(len(prompts), device=device), lengths_B - 1], model.head_weight)

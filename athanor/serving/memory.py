@@ -20,6 +20,11 @@ def default_memory_bytes() -> int:
     return free_memory_bytes() // 2
 
 
+def kept_rows(rows: int) -> int:
+    """Of how many answers that have ended a model keeps keys and values at most, beside `rows` under way."""
+    return min(rows, 8)
+
+
 def estimate(model: AvailableModel, rows: int, cache_bytes: int) -> int:
     """Bytes that a model will take: weights, runtime, and the keys and values of `rows` answers, at most `cache_bytes`."""
     if model.backend == LLAMA_CPP:
@@ -29,6 +34,7 @@ def estimate(model: AvailableModel, rows: int, cache_bytes: int) -> int:
         config = read_json(Path(model.path) / CONFIG)
         if config.get("dtype", config.get("torch_dtype")) != "float32":
             weights *= 2  # they are computed with as fp32
+        rows += kept_rows(rows) if model.backend == TORCH else 0
         row = 8 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
         cache = min(cache, rows * row * config["max_position_embeddings"])
     if model.backend == TORCH:

@@ -27,6 +27,7 @@ from athanor.decoding.sampling import Sampling
 from athanor.runtime.machine import machine
 from athanor.serving.backends.base import Backend, Request
 from athanor.serving.backends.torch_backend import open_backend
+from athanor.serving.memory import GIB
 from athanor.text.conversations import Message
 
 DEFAULT_MODEL = "models/export/hf"
@@ -220,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = machine()
         spec = {"path": options.model, "device": settings.device, "threads": settings.threads}
-        backend = open_backend({**spec, "rows": 1, "cache_bytes": 0})
+        backend = open_backend({**spec, "rows": 1, "cache_bytes": GIB})
         names = ("temperature", "top_k", "top_p", "min_p", "seed")
         sampling = {name: value for name in names if (value := getattr(options, name)) is not None}
         Sampling.from_dict(asdict(backend.defaults) | sampling)  # an impossible one is told before the first message

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from athanor.base.errors import InputError
-from athanor.decoding.engine import Engine, TokenEvent
+from athanor.decoding.engine import TokenEvent
 from athanor.serving.backends.grammar import Grammar
+from athanor.serving.backends.keeping import KeepingEngine
 from athanor.tokenizer.tokenizer import Tokenizer
 
 
@@ -65,7 +66,7 @@ def token_row(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any
     return {"token": text, "logprob": round(logprob, 6), "bytes": list(data)}
 
 
-class SteeredEngine(Engine):
+class SteeredEngine(KeepingEngine):
     """The engine, with a `Steering` for each answer that wants one; `logprobs` holds the rows of the last step."""
 
     def __init__(self, *words: Any, tokenizer: Tokenizer, **options: Any) -> None:

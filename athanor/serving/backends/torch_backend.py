@@ -23,6 +23,7 @@ from athanor.serving.backends.base import Answer, Emit, Prompt, Request, prepare
 from athanor.serving.backends.grammar import Grammars
 from athanor.serving.backends.steering import SteeredEngine, Steering
 from athanor.serving.loading import decoding_defaults, few_threads, load_export, sampling_defaults
+from athanor.serving.memory import kept_rows
 from athanor.tokenizer.chat import template_hash
 from athanor.tokenizer.tokenizer import Tokenizer
 
@@ -57,12 +58,18 @@ class TorchBackend:
         self, model: Transformer, tokenizer: Tokenizer, shipped: Mapping[str, Any], *, rows: int, cache_bytes: int
     ) -> None:
         self.tokenizer, config = tokenizer, model.config
-        rows = max(1, min(rows, cache_bytes // row_bytes(config)))
+        row = row_bytes(config)
+        rows = max(1, min(rows, cache_bytes * 3 // 4 // row))
         self.ends = frozenset(end_ids(tokenizer))
         self.defaults = Sampling.from_dict(sampling_defaults(shipped))
         self.max_new_tokens = int(shipped["max_new_tokens"])
         self.engine = SteeredEngine(
-            FusedDecoder(model), tokenizer=tokenizer, rows=rows, stop_ids=self.ends, exempt=exempt_ids(tokenizer)
+            FusedDecoder(model),
+            tokenizer=tokenizer,
+            rows=rows,
+            stop_ids=self.ends,
+            exempt=exempt_ids(tokenizer),
+            keep_bytes=max(0, min(kept_rows(rows) * row, cache_bytes - rows * row)),
         )
         self.grammars = Grammars(tokenizer)
         self.info: dict[str, Any] = {
@@ -200,7 +207,7 @@ class TorchBackend:
 
     def _fail(self, joining: list[_Answer], error: Exception) -> None:
         failed = {answer.request.id: answer for answer in [*self.answers.values(), *joining]}
-        self.answers, self.engine.rows, self.engine.steering = {}, [], {}
+        self.answers, self.engine.rows, self.engine.steering, self.engine.kept = {}, [], {}, []
         for answer in failed.values():
             answer.fail("model", f"{type(error).__name__}: {error}")
 
