@@ -1,4 +1,4 @@
-"""The chat page in Chromium, on the real server with real models."""
+"""The chat page in Chromium, and what a person does first also in Firefox, on the real server with real models."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install -e '.[test]'")
-from playwright.sync_api import Browser, Error, Page, Route, expect, sync_playwright
+from playwright.sync_api import Browser, Error, Page, Playwright, Route, expect, sync_playwright
 
-from tests.serving.browser import DESKTOP, PATIENCE, PHONE, Reader, Server, find_chromium, running
+from tests.serving.browser import DESKTOP, PATIENCE, PHONE, Reader, Server, launched, running
 from tests.serving.parrot import CODE, LONG, MARKDOWN, PLAIN, WHO, XSS, asking, write_export
 from tests.serving.test_starters import checkout, row
 
@@ -25,19 +25,29 @@ expect.set_options(timeout=PATIENCE)
 
 pytestmark = pytest.mark.extra
 
+# What a person does first is tried in both browsers, all else in Chromium.
+BOTH = pytest.mark.parametrize("browser", ["chromium", "firefox"], indirect=True)
+
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        try:
-            browser = playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
-        except Error as error:
-            if os.environ.get("ATHANOR_TEST_BROWSER") == "required":
-                raise
-            why = error.message[:200]
-            pytest.skip(f"no Chromium starts here (apt install chromium, or playwright install chromium): {why}")
-        yield browser
-        browser.close()
+def playwright() -> Iterator[Playwright]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NODE_OPTIONS", f'--require="{Path(__file__).with_name("older_firefox.cjs")}"')
+        with sync_playwright() as playwright:
+            yield playwright
+
+
+@pytest.fixture(scope="module")
+def browser(request, playwright) -> Iterator[Browser]:
+    name = getattr(request, "param", "chromium")
+    try:
+        browser = launched(playwright, name)
+    except Error as error:
+        if os.environ.get("ATHANOR_TEST_BROWSER") == "required":
+            raise
+        pytest.skip(f"no {name} starts here (apt install chromium firefox-esr): {error.message[:200]}")
+    yield browser
+    browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +135,7 @@ def test_an_answer_grows_in_steps_and_ends_as_the_model_said_it(reader):
     assert re.fullmatch(r"parrot.* · \d+ tokens · [\d,]+ tokens/s", reader.stats())
 
 
+@BOTH
 def test_markdown_and_code_are_shown_as_such_and_copied_as_written(open_reader, server):
     reader = open_reader(server, permissions=["clipboard-read", "clipboard-write"])
     reader.ask(MARKDOWN[0])
@@ -143,6 +154,7 @@ def test_markdown_and_code_are_shown_as_such_and_copied_as_written(open_reader, 
     assert reader.page.evaluate("navigator.clipboard.readText()") == code
 
 
+@BOTH
 @pytest.mark.parametrize("how", ["button", "key"])
 def test_a_stopped_answer_keeps_what_was_said(reader, how):
     # On a busy machine the browser may be slower than the model: then once more.
@@ -165,6 +177,7 @@ def test_a_stopped_answer_keeps_what_was_said(reader, how):
     assert reader.answers() == [said]
 
 
+@BOTH
 def test_answering_again_and_asking_in_other_words_make_variants_to_leaf_through(reader):
     page = reader.page
     reader.ask(PLAIN[0])
@@ -304,9 +317,12 @@ def test_the_panel_about_a_model_tells_its_card_and_asks_what_it_was_taught(
         reader.see("dialog.about").to_contain_text("no card beside this model")
 
 
+@BOTH
 def test_an_answer_that_was_cut_goes_on_in_its_place_until_it_ends(reader):
     reader.press("Settings")
-    reader.page.fill("#set-max_new_tokens", "150")
+    field = reader.page.locator("#set-max_new_tokens")
+    field.press("Control+a")  # filling adds to a number in Firefox
+    field.press_sequentially("150")
     reader.page.keyboard.press("Escape")
     reader.ask(LONG[0])
     begun = reader.answers()[0]
@@ -376,6 +392,7 @@ def test_two_models_answer_side_by_side_and_one_is_picked_to_go_on_with(reader):
 # -- history ----------------------------------------------------------------------
 
 
+@BOTH
 def test_a_reload_and_the_back_button_show_the_chats_that_the_address_names(reader):
     reader.ask(PLAIN[0])
     first = reader.page.url
@@ -588,7 +605,7 @@ def test_a_correction_is_stored_and_can_be_accepted_or_rejected(reader):
     assert stored == {"verdict": "down", "correction": "It is **seven**.", "status": "candidate"}
     for answer, tab in (("Accept", "Accepted"), ("Reject", "Rejected")):
         page.click("#to-corrections")
-        card = page.locator(".correction").first
+        card = page.locator(".correction:has(.should strong)").first
         expect(card.locator(".should strong")).to_have_text("seven")
         card.get_by_role("button", name=answer).click()
         reader.press(re.compile(tab))
@@ -625,6 +642,7 @@ FOUND = """() => {
 }"""
 
 
+@BOTH
 def test_no_attack_runs_whether_streamed_or_from_history_in_any_place(reader):
     page, stored = reader.page, []
     for payload in XSS:
@@ -1007,9 +1025,11 @@ WIDE = """() => {
 }"""
 
 
+@BOTH
 def test_a_phone_shows_everything_without_sideways_scrolling_and_with_targets_for_thumbs(open_reader, server):
     reader = open_reader(server, viewport=PHONE, has_touch=True, is_mobile=True, reduced_motion="reduce")
     page = reader.page
+    tap = page.tap if page.context.browser.browser_type.name == "chromium" else page.click  # no fingers in Firefox
     assert page.evaluate(WIDE) == [[], []]
     reader.ask("x" * 300 + " and\n" + "wide " * 60)
     reader.ask(MARKDOWN[0])
@@ -1017,20 +1037,20 @@ def test_a_phone_shows_everything_without_sideways_scrolling_and_with_targets_fo
     assert page.evaluate(WIDE) == [[], []]
     box = page.locator("#composer").bounding_box()
     assert box["y"] + box["height"] <= PHONE["height"]
-    page.tap("#open-sidebar")
+    tap("#open-sidebar")
     reader.see("#close-sidebar").to_be_focused()
     assert page.evaluate(WIDE) == [[], []]
     page.keyboard.press("Escape")
     reader.see("#sidebar").to_be_hidden()
-    page.tap("#compare")
+    tap("#compare")
     reader.ask(MARKDOWN[0])
     assert page.locator(".pair .which:visible").all_inner_texts() == ["1 of 2", "2 of 2"]
     assert page.evaluate(WIDE) == [[], []]
-    page.tap("#settings")
+    tap("#settings")
     assert page.evaluate(WIDE) == [[], []]
-    page.get_by_role("button", name="Close the settings").tap()
-    page.tap("#open-sidebar")
-    page.tap("#to-corrections")
+    tap("[aria-label='Close the settings']")
+    tap("#open-sidebar")
+    tap("#to-corrections")
     reader.see(".corrections").to_be_visible()
     assert page.evaluate(WIDE) == [[], []]
 
@@ -1050,6 +1070,7 @@ def test_long_lines_of_code_scroll_inside_their_block(reader):
     assert sizes == [True, True]
 
 
+@BOTH
 def test_everything_can_be_done_from_the_keyboard(reader):
     page, keyboard = reader.page, reader.page.keyboard
     reader.see("#question").to_be_focused()
