@@ -141,6 +141,7 @@ def test_markdown_and_code_are_shown_as_such_and_copied_as_written(open_reader, 
     reader.ask(MARKDOWN[0])
     for selector, text in (("h2", "Birds"), ("li strong", "parrot"), ("td[align=right] >> nth=0", "2")):
         reader.see(f".prose {selector}").to_have_text(text)
+    reader.see(".prose math[display=block] msup").to_have_text("x2")
     reader.press("Copy the answer")
     reader.page.wait_for_selector("text=Copied", state="attached")
     assert reader.page.evaluate("navigator.clipboard.readText()") == MARKDOWN[1]
@@ -623,12 +624,12 @@ def test_a_correction_is_stored_and_can_be_accepted_or_rejected(reader):
 
 FOUND = """() => {
   const allowed = new Set(
-    "P BR HR H1 H2 H3 H4 H5 H6 STRONG EM DEL CODE PRE BLOCKQUOTE UL OL LI A TABLE THEAD TBODY TR TH TD"
-    .split(" "));
+    ("P BR HR H1 H2 H3 H4 H5 H6 STRONG EM DEL CODE PRE BLOCKQUOTE UL OL LI A TABLE THEAD TBODY TR TH TD "
+    + "math mrow mi mn mo mtext mspace mfrac msup mpadded mtable mtr mtd").split(" "));
   const odd = [];
   for (const element of document.querySelectorAll(".prose *, .bubble *, #chats .title *, #chats .snippet *")) {
     if (element.closest(".code, .wide > :not(table), .block > :not(*)")) continue;
-    if (!allowed.has(element.tagName) && !element.matches(".block, .code, .wide")) odd.push(element.outerHTML);
+    if (!allowed.has(element.tagName) && !element.matches(".block, .code, .wide, .formula")) odd.push(element.outerHTML);
     for (const { name, value } of element.attributes) {
       if (name.startsWith("on") || name === "style" || name === "src" || /script:|data:/i.test(value))
         odd.push(element.outerHTML);
@@ -789,6 +790,74 @@ def test_what_markdown_cannot_take_is_shown_as_written(reader, text):
         text,
     )
     assert shown == [text, text]
+
+
+def with_formulas(reader: Reader) -> None:
+    """The library is there; it comes with the first formula and not before."""
+    assert not reader.page.evaluate("'temml' in window")
+    reader.page.evaluate('import("/page/markdown.js").then(({ render }) => void render("$x$"))')
+    reader.until("'temml' in window")
+
+
+# Each with what its formulas say, those of a line of their own after a "|".
+FORMULAS = (
+    (r"Let $x^2$, \(y_1\) and *so* 2*3 = $a*b$, $c*d$.", ["x2", "y1", "a∗b", "c∗d"]),
+    ("Then $$x$$ or\n\\[\n  a\n=\nb\n\\]\nof\n\n> $$\n> y\n> $$\n\n1. one\n   \\[ z \\]", ["|x", "|a=b", "|y", "|z"]),
+    ("| a |\n| --- |\n| $\\frac12$ |\n\n# $h$\n\n**$b$**", ["12", "h", "b"]),
+    ("$5 and $6, US$20,000 or USD$30,000\n\n$ x $\n\n\\$x$ 3$", []),
+    ("`$x$` or $`x`$\n\n```tex\n$$x$$\n```\n\n    $y$\n\n~~~\n\\[x\\]", []),
+    ("$$\n  a\n\nb\n$$ and $x\n\n\\[ y", []),
+    (r"$\nosuch{x}$ and $\frac{$", []),
+)
+
+
+@BOTH
+@pytest.mark.parametrize(("text", "said"), FORMULAS, ids=range(len(FORMULAS)))
+def test_formulas_are_shown_as_such_and_neither_prices_nor_code(reader, text, said):
+    with_formulas(reader)
+    found = reader.page.evaluate(
+        SHOWN
+        % '[[...all.querySelectorAll("math")].map((one) => (one.hasAttribute("display") ? "|" : "") + one.textContent.trim()),'
+        ' all.textContent.replace(/\\s+/g, " ").trim()]',
+        text,
+    )
+    assert found[0][0] == said and found[1] == found[0]
+
+
+HOSTILE = (
+    r"\href{javascript:pwned(1)}{x}",
+    r"\url{javascript:pwned(2)}",
+    r"\class{menu}{x}",
+    r"\style{position:fixed}{x}",
+    r"\htmlStyle{position:fixed}{x}",
+    r"\includegraphics{https://example.org/x.png}",
+    r"\def\a{\a\a}\a",
+    r"\newcommand{\a}{x}" + r"\a" * 900,
+    r"\begin{matrix}" + "&" * 1000 + r"\\" * 900 + r"\end{matrix}",
+    r"\cancelto{x}{" * 40 + "x" + "}" * 40,
+    r"\sqrt{" * 400 + "x" + "}" * 400,
+    "x" * 5000,
+)
+TAMED = r"\text{<img src=x onerror=pwned(3)>} \color{red}x \llap{xx} \raisebox{99em}{x} \hspace{-99em} \rule{999em}{1em} \ref{a}"
+
+
+@BOTH
+def test_a_hostile_formula_is_shown_as_its_source_or_loses_what_is_hostile(reader):
+    with_formulas(reader)
+    shown = reader.page.evaluate(
+        """async (texts) => {
+          const { render } = await import("/page/markdown.js");
+          const view = document.getElementById("view");
+          view.className = "prose";
+          view.replaceChildren(...texts.map((text) => render(`$$${text}$$`)));
+          return [[...view.querySelectorAll("p")].map((one) => one.textContent),
+            [...view.querySelectorAll("math *")].flatMap((one) => one.getAttributeNames()), view.scrollWidth < 2000];
+        }""",
+        [*HOSTILE, TAMED],
+    )
+    assert shown[0][:-1] == [f"$${text}$$" for text in HOSTILE] and "onerror=pwned(3)" in shown[0][-1]
+    assert set(shown[1]) <= {"width", "height", "lspace", "scriptlevel", "displaystyle"} and shown[2]
+    assert reader.page.evaluate(FOUND) == []
 
 
 def test_underscores_of_python_names_are_kept(reader):
