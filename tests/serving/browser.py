@@ -16,16 +16,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from playwright.sync_api import BrowserContext, LocatorAssertions, Page, expect
+from playwright.sync_api import Browser, BrowserContext, LocatorAssertions, Page, Playwright, expect
 
 PATIENCE = 60_000  # milliseconds, for what takes a fraction of a second on a quiet machine
 DESKTOP, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def find_chromium() -> str | None:
-    """A browser of the system; None leaves it to playwright's own."""
-    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+def launched(playwright: Playwright, name: str) -> Browser:
+    """A browser of the system: Chromium, or playwright's own where there is none, or Firefox as it is published."""
+    names = ("firefox", "firefox-esr") if name == "firefox" else ("chromium", "chromium-browser", "google-chrome")
+    path = next(filter(None, map(shutil.which, names)), None)
+    if name == "firefox":
+        mouse = {"ui.primaryPointerCapabilities": 6, "ui.allPointerCapabilities": 6}  # without a screen it sees none
+        return playwright.firefox.launch(channel="moz-firefox", executable_path=path, firefox_user_prefs=mouse)
+    return playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
 
 
 class Server:
@@ -127,6 +132,7 @@ class Reader:
         self.page.on("console", self._console)
         self.page.on("request", self._request)
         self.open(wait=wait)
+        self.page.bring_to_front()  # Firefox gives only one window the focus
 
     def _console(self, message) -> None:
         # A refused connection is what some tests are about; the browser writes it here as well.

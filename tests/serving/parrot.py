@@ -34,7 +34,8 @@ PLAIN = ("What is 3 + 4?", "3 + 4 = 7.")
 WHO = ("Who are you?", "I am a parrot, a very small model.")
 MARKDOWN = (
     "Show a list and a table",
-    "## Birds\n\n- **parrot**: talks\n- *owl*: sees\n\n| bird | legs |\n| --- | ---: |\n| parrot | 2 |\n| owl | 2 |",
+    "## Birds\n\n- **parrot**: talks\n- *owl*: sees\n\n| bird | legs |\n| --- | ---: |\n| parrot | 2 |\n| owl | 2 |"
+    "\n\n$$x^2$$",
 )
 CODE = (
     "Write a function that adds two numbers",

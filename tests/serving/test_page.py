@@ -1,4 +1,4 @@
-"""The chat page in Chromium, on the real server with real models."""
+"""The chat page in Chromium, and what a person does first also in Firefox, on the real server with real models."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install -e '.[test]'")
-from playwright.sync_api import Browser, Error, Page, Route, expect, sync_playwright
+from playwright.sync_api import Browser, Error, Page, Playwright, Route, expect, sync_playwright
 
-from tests.serving.browser import DESKTOP, PATIENCE, PHONE, Reader, Server, find_chromium, running
+from tests.serving.browser import DESKTOP, PATIENCE, PHONE, Reader, Server, launched, running
 from tests.serving.parrot import CODE, LONG, MARKDOWN, PLAIN, WHO, XSS, asking, write_export
 from tests.serving.test_starters import checkout, row
 
@@ -25,19 +25,29 @@ expect.set_options(timeout=PATIENCE)
 
 pytestmark = pytest.mark.extra
 
+# What a person does first is tried in both browsers, all else in Chromium.
+BOTH = pytest.mark.parametrize("browser", ["chromium", "firefox"], indirect=True)
+
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        try:
-            browser = playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
-        except Error as error:
-            if os.environ.get("ATHANOR_TEST_BROWSER") == "required":
-                raise
-            why = error.message[:200]
-            pytest.skip(f"no Chromium starts here (apt install chromium, or playwright install chromium): {why}")
-        yield browser
-        browser.close()
+def playwright() -> Iterator[Playwright]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NODE_OPTIONS", f'--require="{Path(__file__).with_name("older_firefox.cjs")}"')
+        with sync_playwright() as playwright:
+            yield playwright
+
+
+@pytest.fixture(scope="module")
+def browser(request, playwright) -> Iterator[Browser]:
+    name = getattr(request, "param", "chromium")
+    try:
+        browser = launched(playwright, name)
+    except Error as error:
+        if os.environ.get("ATHANOR_TEST_BROWSER") == "required":
+            raise
+        pytest.skip(f"no {name} starts here (apt install chromium firefox-esr): {error.message[:200]}")
+    yield browser
+    browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -125,11 +135,13 @@ def test_an_answer_grows_in_steps_and_ends_as_the_model_said_it(reader):
     assert re.fullmatch(r"parrot.* · \d+ tokens · [\d,]+ tokens/s", reader.stats())
 
 
+@BOTH
 def test_markdown_and_code_are_shown_as_such_and_copied_as_written(open_reader, server):
     reader = open_reader(server, permissions=["clipboard-read", "clipboard-write"])
     reader.ask(MARKDOWN[0])
     for selector, text in (("h2", "Birds"), ("li strong", "parrot"), ("td[align=right] >> nth=0", "2")):
         reader.see(f".prose {selector}").to_have_text(text)
+    reader.see(".prose math[display=block] msup").to_have_text("x2")
     reader.press("Copy the answer")
     reader.page.wait_for_selector("text=Copied", state="attached")
     assert reader.page.evaluate("navigator.clipboard.readText()") == MARKDOWN[1]
@@ -143,6 +155,7 @@ def test_markdown_and_code_are_shown_as_such_and_copied_as_written(open_reader, 
     assert reader.page.evaluate("navigator.clipboard.readText()") == code
 
 
+@BOTH
 @pytest.mark.parametrize("how", ["button", "key"])
 def test_a_stopped_answer_keeps_what_was_said(reader, how):
     # On a busy machine the browser may be slower than the model: then once more.
@@ -165,6 +178,7 @@ def test_a_stopped_answer_keeps_what_was_said(reader, how):
     assert reader.answers() == [said]
 
 
+@BOTH
 def test_answering_again_and_asking_in_other_words_make_variants_to_leaf_through(reader):
     page = reader.page
     reader.ask(PLAIN[0])
@@ -304,9 +318,12 @@ def test_the_panel_about_a_model_tells_its_card_and_asks_what_it_was_taught(
         reader.see("dialog.about").to_contain_text("no card beside this model")
 
 
+@BOTH
 def test_an_answer_that_was_cut_goes_on_in_its_place_until_it_ends(reader):
     reader.press("Settings")
-    reader.page.fill("#set-max_new_tokens", "150")
+    field = reader.page.locator("#set-max_new_tokens")
+    field.press("Control+a")  # filling adds to a number in Firefox
+    field.press_sequentially("150")
     reader.page.keyboard.press("Escape")
     reader.ask(LONG[0])
     begun = reader.answers()[0]
@@ -376,6 +393,7 @@ def test_two_models_answer_side_by_side_and_one_is_picked_to_go_on_with(reader):
 # -- history ----------------------------------------------------------------------
 
 
+@BOTH
 def test_a_reload_and_the_back_button_show_the_chats_that_the_address_names(reader):
     reader.ask(PLAIN[0])
     first = reader.page.url
@@ -588,7 +606,7 @@ def test_a_correction_is_stored_and_can_be_accepted_or_rejected(reader):
     assert stored == {"verdict": "down", "correction": "It is **seven**.", "status": "candidate"}
     for answer, tab in (("Accept", "Accepted"), ("Reject", "Rejected")):
         page.click("#to-corrections")
-        card = page.locator(".correction").first
+        card = page.locator(".correction:has(.should strong)").first
         expect(card.locator(".should strong")).to_have_text("seven")
         card.get_by_role("button", name=answer).click()
         reader.press(re.compile(tab))
@@ -606,12 +624,12 @@ def test_a_correction_is_stored_and_can_be_accepted_or_rejected(reader):
 
 FOUND = """() => {
   const allowed = new Set(
-    "P BR HR H1 H2 H3 H4 H5 H6 STRONG EM DEL CODE PRE BLOCKQUOTE UL OL LI A TABLE THEAD TBODY TR TH TD"
-    .split(" "));
+    ("P BR HR H1 H2 H3 H4 H5 H6 STRONG EM DEL CODE PRE BLOCKQUOTE UL OL LI A TABLE THEAD TBODY TR TH TD "
+    + "math mrow mi mn mo mtext mspace mfrac msup mpadded mtable mtr mtd").split(" "));
   const odd = [];
   for (const element of document.querySelectorAll(".prose *, .bubble *, #chats .title *, #chats .snippet *")) {
     if (element.closest(".code, .wide > :not(table), .block > :not(*)")) continue;
-    if (!allowed.has(element.tagName) && !element.matches(".block, .code, .wide")) odd.push(element.outerHTML);
+    if (!allowed.has(element.tagName) && !element.matches(".block, .code, .wide, .formula")) odd.push(element.outerHTML);
     for (const { name, value } of element.attributes) {
       if (name.startsWith("on") || name === "style" || name === "src" || /script:|data:/i.test(value))
         odd.push(element.outerHTML);
@@ -625,6 +643,7 @@ FOUND = """() => {
 }"""
 
 
+@BOTH
 def test_no_attack_runs_whether_streamed_or_from_history_in_any_place(reader):
     page, stored = reader.page, []
     for payload in XSS:
@@ -771,6 +790,74 @@ def test_what_markdown_cannot_take_is_shown_as_written(reader, text):
         text,
     )
     assert shown == [text, text]
+
+
+def with_formulas(reader: Reader) -> None:
+    """The library is there; it comes with the first formula and not before."""
+    assert not reader.page.evaluate("'temml' in window")
+    reader.page.evaluate('import("/page/markdown.js").then(({ render }) => void render("$x$"))')
+    reader.until("'temml' in window")
+
+
+# Each with what its formulas say, those of a line of their own after a "|".
+FORMULAS = (
+    (r"Let $x^2$, \(y_1\) and *so* 2*3 = $a*b$, $c*d$.", ["x2", "y1", "a∗b", "c∗d"]),
+    ("Then $$x$$ or\n\\[\n  a\n=\nb\n\\]\nof\n\n> $$\n> y\n> $$\n\n1. one\n   \\[ z \\]", ["|x", "|a=b", "|y", "|z"]),
+    ("| a |\n| --- |\n| $\\frac12$ |\n\n# $h$\n\n**$b$**", ["12", "h", "b"]),
+    ("$5 and $6, US$20,000 or USD$30,000\n\n$ x $\n\n\\$x$ 3$", []),
+    ("`$x$` or $`x`$\n\n```tex\n$$x$$\n```\n\n    $y$\n\n~~~\n\\[x\\]", []),
+    ("$$\n  a\n\nb\n$$ and $x\n\n\\[ y", []),
+    (r"$\nosuch{x}$ and $\frac{$", []),
+)
+
+
+@BOTH
+@pytest.mark.parametrize(("text", "said"), FORMULAS, ids=range(len(FORMULAS)))
+def test_formulas_are_shown_as_such_and_neither_prices_nor_code(reader, text, said):
+    with_formulas(reader)
+    found = reader.page.evaluate(
+        SHOWN
+        % '[[...all.querySelectorAll("math")].map((one) => (one.hasAttribute("display") ? "|" : "") + one.textContent.trim()),'
+        ' all.textContent.replace(/\\s+/g, " ").trim()]',
+        text,
+    )
+    assert found[0][0] == said and found[1] == found[0]
+
+
+HOSTILE = (
+    r"\href{javascript:pwned(1)}{x}",
+    r"\url{javascript:pwned(2)}",
+    r"\class{menu}{x}",
+    r"\style{position:fixed}{x}",
+    r"\htmlStyle{position:fixed}{x}",
+    r"\includegraphics{https://example.org/x.png}",
+    r"\def\a{\a\a}\a",
+    r"\newcommand{\a}{x}" + r"\a" * 900,
+    r"\begin{matrix}" + "&" * 1000 + r"\\" * 900 + r"\end{matrix}",
+    r"\cancelto{x}{" * 40 + "x" + "}" * 40,
+    r"\sqrt{" * 400 + "x" + "}" * 400,
+    "x" * 5000,
+)
+TAMED = r"\text{<img src=x onerror=pwned(3)>} \color{red}x \llap{xx} \raisebox{99em}{x} \hspace{-99em} \rule{999em}{1em} \ref{a}"
+
+
+@BOTH
+def test_a_hostile_formula_is_shown_as_its_source_or_loses_what_is_hostile(reader):
+    with_formulas(reader)
+    shown = reader.page.evaluate(
+        """async (texts) => {
+          const { render } = await import("/page/markdown.js");
+          const view = document.getElementById("view");
+          view.className = "prose";
+          view.replaceChildren(...texts.map((text) => render(`$$${text}$$`)));
+          return [[...view.querySelectorAll("p")].map((one) => one.textContent),
+            [...view.querySelectorAll("math *")].flatMap((one) => one.getAttributeNames()), view.scrollWidth < 2000];
+        }""",
+        [*HOSTILE, TAMED],
+    )
+    assert shown[0][:-1] == [f"$${text}$$" for text in HOSTILE] and "onerror=pwned(3)" in shown[0][-1]
+    assert set(shown[1]) <= {"width", "height", "lspace", "scriptlevel", "displaystyle"} and shown[2]
+    assert reader.page.evaluate(FOUND) == []
 
 
 def test_underscores_of_python_names_are_kept(reader):
@@ -1007,9 +1094,11 @@ WIDE = """() => {
 }"""
 
 
+@BOTH
 def test_a_phone_shows_everything_without_sideways_scrolling_and_with_targets_for_thumbs(open_reader, server):
     reader = open_reader(server, viewport=PHONE, has_touch=True, is_mobile=True, reduced_motion="reduce")
     page = reader.page
+    tap = page.tap if page.context.browser.browser_type.name == "chromium" else page.click  # no fingers in Firefox
     assert page.evaluate(WIDE) == [[], []]
     reader.ask("x" * 300 + " and\n" + "wide " * 60)
     reader.ask(MARKDOWN[0])
@@ -1017,20 +1106,20 @@ def test_a_phone_shows_everything_without_sideways_scrolling_and_with_targets_fo
     assert page.evaluate(WIDE) == [[], []]
     box = page.locator("#composer").bounding_box()
     assert box["y"] + box["height"] <= PHONE["height"]
-    page.tap("#open-sidebar")
+    tap("#open-sidebar")
     reader.see("#close-sidebar").to_be_focused()
     assert page.evaluate(WIDE) == [[], []]
     page.keyboard.press("Escape")
     reader.see("#sidebar").to_be_hidden()
-    page.tap("#compare")
+    tap("#compare")
     reader.ask(MARKDOWN[0])
     assert page.locator(".pair .which:visible").all_inner_texts() == ["1 of 2", "2 of 2"]
     assert page.evaluate(WIDE) == [[], []]
-    page.tap("#settings")
+    tap("#settings")
     assert page.evaluate(WIDE) == [[], []]
-    page.get_by_role("button", name="Close the settings").tap()
-    page.tap("#open-sidebar")
-    page.tap("#to-corrections")
+    tap("[aria-label='Close the settings']")
+    tap("#open-sidebar")
+    tap("#to-corrections")
     reader.see(".corrections").to_be_visible()
     assert page.evaluate(WIDE) == [[], []]
 
@@ -1050,6 +1139,7 @@ def test_long_lines_of_code_scroll_inside_their_block(reader):
     assert sizes == [True, True]
 
 
+@BOTH
 def test_everything_can_be_done_from_the_keyboard(reader):
     page, keyboard = reader.page, reader.page.keyboard
     reader.see("#question").to_be_focused()

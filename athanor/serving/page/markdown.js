@@ -7,11 +7,12 @@ import { marked } from "./vendor/marked.esm.js";
 import DOMPurify from "./vendor/purify.es.mjs";
 import hljs from "./vendor/highlight.min.js";
 import { copyText, h, iconButton } from "./dom.js";
+import { BEGINS, mathematics, showFormula } from "./mathematics.js";
 
 const escaped = (text) => text.replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
 const ADDRESS = /^(?:https?:\/\/|mailto:)/i;
 
-marked.use({
+marked.use(mathematics, {
   gfm: true,
   breaks: true,
   tokenizer: {
@@ -44,7 +45,7 @@ const COLOURED = { ALLOWED_TAGS: ["span"], ALLOWED_ATTR: ["class"], ALLOW_DATA_A
 
 DOMPurify.addHook("uponSanitizeAttribute", (node, data) => {
   // A class could dress text up as a part of the page.
-  if (data.attrName === "class" && !/^(language-[\w+#.-]+|hljs-[\w -]+_?)$/.test(data.attrValue)) data.keepAttr = false;
+  if (data.attrName === "class" && !/^(math|tml-left|tml-right|language-[\w+#.-]+|hljs-[\w -]+_?)$/.test(data.attrValue)) data.keepAttr = false;
 });
 DOMPurify.addHook("afterSanitizeAttributes", (node) => {
   if (node.nodeName !== "A") return;
@@ -90,7 +91,7 @@ function blocks(text) {
     if (indented && before?.unfenced) {
       before.raw = found.splice(found.indexOf(before) + 1).reduce((raw, one) => raw + one.raw, before.raw) + token.raw;
       before.text = before.raw.trimEnd();
-    } else if (token.type === "paragraph" && (DEFINITION.test(token.raw) || /\n[ \t]+\S/.test(token.raw))) {
+    } else if (token.type === "paragraph" && !BEGINS.test(token.raw) && (DEFINITION.test(token.raw) || /\n[ \t]+\S/.test(token.raw))) {
       const lang = DEFINITION.test(token.raw) ? "python" : "";
       found.push({ type: "code", raw: token.raw, text: token.raw.trimEnd(), lang, unfenced: true });
     } else {
@@ -101,6 +102,7 @@ function blocks(text) {
 }
 
 function finish(fragment) {
+  fragment.querySelectorAll("code.math").forEach(showFormula);
   for (const code of fragment.querySelectorAll("pre > code")) code.parentNode.replaceWith(codeBlock(code));
   for (const table of fragment.querySelectorAll("table")) {
     const frame = h("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Table" });

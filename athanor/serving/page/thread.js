@@ -20,6 +20,7 @@ export function start() {
   }, { passive: true });
   $("latest").addEventListener("click", () => (toEnd(true), $("question").focus()));
   new ResizeObserver(() => pinned && toEnd()).observe(scroller);
+  document.addEventListener("formulas", () => pinned && toEnd());
   on("thread", draw);
   on("models", () => document.querySelector("#view .welcome") && offered !== JSON.stringify(starters()) && draw());
   on("asked", () => (pinned = true));
