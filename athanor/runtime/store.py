@@ -6,15 +6,19 @@ import contextlib
 import fcntl
 import functools
 import hashlib
+import logging
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from athanor.base.artifacts import read_json
 from athanor.base.errors import AthanorError
 from athanor.runtime.redact import redact
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 EXPERIMENT = "athanor"
 
@@ -93,6 +97,13 @@ def make_tables(path: Path) -> None:
     os.replace(draft, path)
 
 
+def at_work(client: MlflowClient, run_id: str) -> None:
+    """Make a run RUNNING. Its end becomes 0, which MLflow reads as none: the public calls leave an earlier one."""
+    from mlflow.entities import RunStatus
+
+    client._tracking_client.store.update_run_info(run_id, RunStatus.RUNNING, 0, None)
+
+
 def delivery(folder: Path) -> dict[str, Any]:
     """What was delivered of a run, by its ship.json; nothing when it cannot be read, which costs a second delivery."""
     path = folder / "ship.json"
@@ -107,3 +118,8 @@ def delivery(folder: Path) -> dict[str, Any]:
 def _read(path: Path, inode: int, changed_ns: int) -> dict[str, Any]:
     """Shippers look at every run each second; a file that did not change is read once."""
     return read_json(path)
+
+
+def without_traceback(record: logging.LogRecord) -> bool:
+    """A filter of log records. MLflow logs a database error with its traceback and raises it; the shipper reports it."""
+    return not record.exc_info

@@ -26,11 +26,13 @@ from athanor.runtime.store import (
     EXPERIMENT,
     StoreReplaced,
     artifacts_of,
+    at_work,
     database,
     delivery,
     identity,
     make_tables,
     store_lock,
+    without_traceback,
 )
 
 if TYPE_CHECKING:
@@ -57,7 +59,7 @@ class Tracker:
         with store_lock(uri):
             from mlflow.tracking import MlflowClient
 
-            logging.getLogger("mlflow.store.db.utils").addFilter(_without_traceback)
+            logging.getLogger("mlflow.store.db.utils").addFilter(without_traceback)
             path = database(uri)
             if path is not None and not path.exists():
                 make_tables(path)
@@ -104,7 +106,9 @@ class Tracker:
         if goes_on:
             self.client.set_tag(run_id, "athanor.resumed", str(meta["resumed"]))
         if begins:
-            self._begin(run_id, meta)
+            at_work(self.client, run_id)
+            with store_lock(self.uri):
+                self._update_parent(self._parent(meta))
         state |= {"closed": False, "dead": False, "resumed": meta["resumed"]}
         for health in self._metrics(run_id, meta, folder / "journal.jsonl", state):
             worst = max(health, state.get("health", ""), key=overview.HEALTH.index)
@@ -206,15 +210,6 @@ class Tracker:
                 self._add_params(target_id, params)
             self._add_inputs(run_id, meta)
         return run_id
-
-    def _begin(self, run_id: str, meta: dict[str, Any]) -> None:
-        """A run is at work, and so is its parent, whatever they were before. Its end is 0, which MLflow reads as none."""
-        from mlflow.entities import RunStatus
-
-        store = self.client._tracking_client.store  # the public calls leave the end of an earlier attempt
-        with store_lock(self.uri):
-            for target_id in (run_id, self._parent(meta)):
-                store.update_run_info(target_id, RunStatus.RUNNING, 0, None)
 
     def _add_inputs(self, run_id: str, meta: dict[str, Any]) -> None:
         """Inputs that a run has not yet. Call with the store locked.
@@ -349,12 +344,7 @@ class Tracker:
             tags |= {overview.NOTE: text[:TAG_CHARS], overview.NOTE_DIGEST: digest(text[:TAG_CHARS])}
         self._send(parent_id, tags=[RunTag(key, value) for key, value in tags.items()])
         if any(run.info.status == "RUNNING" for run in children):
-            self.client.update_run(parent_id, status="RUNNING")
+            at_work(self.client, parent_id)
         elif children:
             last = max(children, key=lambda run: run.info.end_time or 0)
             self.client.set_terminated(parent_id, status=last.info.status, end_time=last.info.end_time)
-
-
-def _without_traceback(record: logging.LogRecord) -> bool:
-    """A filter of log records. MLflow logs a database error with its traceback and raises it; the shipper reports it."""
-    return not record.exc_info
