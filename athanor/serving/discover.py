@@ -72,7 +72,7 @@ def discover(root: Path, requested: Sequence[str]) -> list[AvailableModel]:
     for value in requested:
         if value in unexported_names and value not in by_name:
             what = "this experiment has no export of its own: its dvc.lock names one made from other weights, or none"
-            fix = f"dvc exp apply {value}, then dvc repro export"
+            fix = f"dvc exp apply {value}, then dvc repro export; it is {EXPORT} then, and no longer named {value}"
             raise InputError(what, where=f"--model {value}", fix=fix)
     chosen = [by_name[value] if value in by_name else _named_path(value, sorted(by_name)) for value in requested]
     return _unique(dict.fromkeys(chosen))
@@ -147,7 +147,7 @@ def _stale_export_problem(folder: Path) -> str:
     name = Path(weights).name
     if parents.get(name) == manifest_digest(root / weights):
         return ""
-    fix = f"athanor repro, or name it all the same: --model {folder.relative_to(root)}"
+    fix = f"athanor repro; athanor serve --model {folder.relative_to(root)} serves it all the same"
     return f"it was made from other weights than those in {weights}. Fix: {fix}"
 
 
