@@ -31,6 +31,7 @@ FACTS_FILE, CONFIG, WEIGHTS, INDEX = "athanor.json", "config.json", "model.safet
 TORCH, LLAMA_CPP, TRANSFORMERS = "torch", "llama.cpp", "transformers"
 PACKAGES = {LLAMA_CPP: "xllamacpp", TRANSFORMERS: "transformers"}
 MAX_BYTES = 64 << 20  # of a file that is read whole while looking; the largest, a tokenizer, has some megabytes
+SHRINK = "athanor slots lists checkpoints, athanor shrink ID FOLDER makes a directory to serve of one"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -181,7 +182,11 @@ def _named_path(value: str, names: Sequence[str]) -> AvailableModel:
     if not path.exists():
         beside = [str(path.parent / file.name) for file in path.parent.iterdir()] if path.parent.is_dir() else []
         known = [*names, *(beside if "/" in value else ())]
-        fix = suggest(value, known, "name a directory, a .gguf file or an experiment")
+        fix = (
+            SHRINK
+            if path.name == "pretrain"
+            else suggest(value, known, "name a directory, a .gguf file or an experiment")
+        )
         raise InputError("no model, experiment or path of this name", where=f"--model {value}", fix=fix)
     path = path.resolve()
     if path.is_file():
@@ -271,6 +276,8 @@ def identity(model: bytes) -> tuple[str, str]:
 
 
 def _foreign_problem(files: Mapping[str, Path]) -> str:
+    if MANIFEST in files and "tokenizer_config.json" not in files:
+        return f"weights of a stage are no export. Fix: {SHRINK}"
     if CONFIG not in files:
         gguf_names = sorted(name for name in files if name.endswith(".gguf"))
         fix = f"name a file: {gguf_names[0]}" if gguf_names else "name a directory with config.json and *.safetensors"
