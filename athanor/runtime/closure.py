@@ -16,6 +16,7 @@ import argparse
 import ast
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -45,10 +46,15 @@ def module_path(root: Path, module: str) -> Path | None:
     return None
 
 
-def imports(root: Path, module: str, tree: ast.AST) -> set[str]:
-    """Modules of this repository that `module` imports anywhere, also inside functions."""
+def imports(root: Path, module: str, text: str) -> set[str]:
+    """Modules of this repository that `module`, whose code is `text`, imports anywhere, also inside functions."""
+    return {name for name in _imported(module, text) if module_path(root, name)}
+
+
+@lru_cache(maxsize=1024)
+def _imported(module: str, text: str) -> frozenset[str]:
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -61,7 +67,7 @@ def imports(root: Path, module: str, tree: ast.AST) -> set[str]:
             raise AthanorError(
                 "dynamic import hides a dependency", where=f"{module}:{node.lineno}", fix="import by name"
             )
-    return {name for name in names if name.split(".")[0] in PACKAGES and module_path(root, name)}
+    return frozenset(name for name in names if name.split(".")[0] in PACKAGES)
 
 
 def closure(root: Path, module: str) -> list[str]:
@@ -84,7 +90,7 @@ def closure(root: Path, module: str) -> list[str]:
         if path.name != "__init__.py" or text.strip():
             own = (path, path.with_suffix(".c"))  # what a module compiles has its name
             files.update(file.relative_to(root).as_posix() for file in own if file.exists())
-        queue += imports(root, name, ast.parse(text))
+        queue += imports(root, name, text)
         components = name.split(".")
         queue += [
             ".".join(components[:i]) for i in range(1, len(components)) if module_path(root, ".".join(components[:i]))
@@ -114,7 +120,12 @@ def file_digest(path: Path) -> str:
     """
     if path.suffix == ".c":
         return sha256_bytes(path.read_bytes())
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return _text_digest(path.read_text(encoding="utf-8"))
+
+
+@lru_cache(maxsize=1024)  # stages share most files, and a plan asks for each of them
+def _text_digest(text: str) -> str:
+    tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             if ast.get_docstring(node, clean=False) is not None:

@@ -95,15 +95,16 @@ class Tracker:
         elif not live and state.get("dead") and state.get("resumed") == meta["resumed"]:
             if not (folder / "end.json").is_file() and not read_after(folder, state["offset"]):
                 return
+        goes_on = state.get("resumed", 0) != meta["resumed"]
+        begins = live and (goes_on or "mlflow_run" not in state or state.get("closed") or state.get("dead"))
         if "mlflow_run" not in state:
             state["mlflow_run"] = self._open(meta)
             write_json(path, state)
         run_id = state["mlflow_run"]
-        if state.get("resumed", 0) != meta["resumed"]:
+        if goes_on:
             self.client.set_tag(run_id, "athanor.resumed", str(meta["resumed"]))
-            self.client.update_run(run_id, status="RUNNING")
-        elif state.get("closed") or (live and state.get("dead")):
-            self.client.update_run(run_id, status="RUNNING")
+        if begins:
+            self._begin(run_id, meta)
         state |= {"closed": False, "dead": False, "resumed": meta["resumed"]}
         for health in self._metrics(run_id, meta, folder / "journal.jsonl", state):
             worst = max(health, state.get("health", ""), key=overview.HEALTH.index)
@@ -205,6 +206,15 @@ class Tracker:
                 self._add_params(target_id, params)
             self._add_inputs(run_id, meta)
         return run_id
+
+    def _begin(self, run_id: str, meta: dict[str, Any]) -> None:
+        """A run is at work, and so is its parent, whatever they were before. Its end is 0, which MLflow reads as none."""
+        from mlflow.entities import RunStatus
+
+        store = self.client._tracking_client.store  # the public calls leave the end of an earlier attempt
+        with store_lock(self.uri):
+            for target_id in (run_id, self._parent(meta)):
+                store.update_run_info(target_id, RunStatus.RUNNING, 0, None)
 
     def _add_inputs(self, run_id: str, meta: dict[str, Any]) -> None:
         """Inputs that a run has not yet. Call with the store locked.

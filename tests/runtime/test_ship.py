@@ -133,6 +133,27 @@ def test_stages_of_one_configuration_share_a_parent_and_another_has_its_own(stor
     assert parents[0] == parents[1] != parents[2]
 
 
+def test_a_parent_is_at_work_while_a_stage_of_it_goes_on_or_begins(store):
+    root, tracker = store
+
+    def states(path, live):
+        tracker.ship(path, live)
+        child = tracker.client.get_run(read_json(path / "ship.json")["mlflow_run"])
+        parent = tracker.client.get_run(child.data.tags["mlflow.parentRunId"])
+        return {(run.info.status, bool(run.info.end_time)) for run in (child, parent)}
+
+    path, journal = folder(root, "again-1", "sft", 1, key="again@1")
+    assert states(path, live=True) == {("RUNNING", False)}
+    journal.close("KILLED")
+    assert states(path, live=False) == {("KILLED", True)}
+    (path / "end.json").unlink()
+    _, journal = folder(root, "again-1", "sft", 2, key="again@1", resumed=1)
+    assert states(path, live=True) == {("RUNNING", False)}
+    finish(journal)
+    assert states(path, live=False) == {("FINISHED", True)}
+    assert states(folder(root, "next-1", "eval", 1, key="again@1")[0], live=True) == {("RUNNING", False)}
+
+
 def test_a_description_that_a_person_wrote_stays(store):
     root, tracker = store
     notes = []

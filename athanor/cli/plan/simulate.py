@@ -184,8 +184,8 @@ class WorkspaceView:
             if dep in stage.params:
                 yield from param_changes(dep)
             else:
-                edited = self._edited_files(stage, dep) if is_code(dep.def_path) else []
                 for change in self._dep_change(dep, future[dep.def_path]):
+                    edited = self._edited_files(stage, dep) if is_code(dep.def_path) else []
                     yield from (dataclasses.replace(change, name=name) for name in edited or [change.name])
         for out in stage.outs:
             what = self._output_state(out)
