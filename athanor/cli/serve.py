@@ -100,9 +100,9 @@ def run(args: argparse.Namespace) -> int:
     if not local and not key:
         print(f"anyone who reaches {args.host} can use this server: set {KEY_VARIABLE}", file=sys.stderr)
     address = f"http://{url_host(args.host)}:{listener.getsockname()[1]}"
-    print(f"open {address}/   (OpenAI's protocol: {address}/v1; Ctrl-C stops)", flush=True)
     if args.host in ("0.0.0.0", "::"):
-        print("from other machines: the same, with an address of this machine in place of that one", flush=True)
+        print("from other machines: the address below, with this machine's own in place of the loopback one")
+    print(f"open {address}/   (OpenAI's protocol: {address}/v1; Ctrl-C stops)", flush=True)
     config = uvicorn.Config(
         app, factory=True, log_level="warning", timeout_graceful_shutdown=5, server_header=False, ws="none",
         limit_concurrency=args.max_requests + OTHER_CONNECTIONS,

@@ -10,11 +10,14 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from athanor.base.artifacts import read_json
 from athanor.base.errors import AthanorError
 from athanor.runtime.redact import redact
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
 
 EXPERIMENT = "athanor"
 
@@ -91,6 +94,14 @@ def make_tables(path: Path) -> None:
     draft = path.with_name(f"{path.name}.{os.getpid()}-{time.time_ns()}.new")  # mlflow remembers paths it has seen
     MlflowClient(tracking_uri=f"sqlite:///{draft}")
     os.replace(draft, path)
+
+
+def at_work(client: MlflowClient, *run_ids: str) -> None:
+    """These runs are running, whatever they were before. Their end is 0, which MLflow reads as none."""
+    from mlflow.entities import RunStatus
+
+    for run_id in run_ids:  # the public calls leave the end of an earlier attempt
+        client._tracking_client.store.update_run_info(run_id, RunStatus.RUNNING, 0, None)
 
 
 def delivery(folder: Path) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from athanor.runtime.store import (
     EXPERIMENT,
     StoreReplaced,
     artifacts_of,
+    at_work,
     database,
     delivery,
     identity,
@@ -104,7 +105,8 @@ class Tracker:
         if goes_on:
             self.client.set_tag(run_id, "athanor.resumed", str(meta["resumed"]))
         if begins:
-            self._begin(run_id, meta)
+            with store_lock(self.uri):
+                at_work(self.client, run_id, self._parent(meta))
         state |= {"closed": False, "dead": False, "resumed": meta["resumed"]}
         for health in self._metrics(run_id, meta, folder / "journal.jsonl", state):
             worst = max(health, state.get("health", ""), key=overview.HEALTH.index)
@@ -167,12 +169,9 @@ class Tracker:
         return sorted(exact, key=lambda run: (run.info.start_time, run.info.run_id))
 
     def _parent(self, meta: dict[str, Any]) -> str:
-        """The run that groups all stages of one (experiment or branch, commit, params). Call with the store locked.
-
-        Two of one key are merged into the older: every shipper chooses alike.
-        """
+        """The run that groups all stages of one (experiment or branch, commit, params). Call with the store locked."""
         parents = self._by_tag("athanor.key", meta["key"])
-        for duplicate in parents[1:]:
+        for duplicate in parents[1:]:  # merged into the older: every shipper chooses alike
             for name in duplicate.data.metrics:
                 history = self.client.get_metric_history(duplicate.info.run_id, name)
                 self._send(parents[0].info.run_id, metrics=list(history))
@@ -206,15 +205,6 @@ class Tracker:
                 self._add_params(target_id, params)
             self._add_inputs(run_id, meta)
         return run_id
-
-    def _begin(self, run_id: str, meta: dict[str, Any]) -> None:
-        """A run is at work, and so is its parent, whatever they were before. Its end is 0, which MLflow reads as none."""
-        from mlflow.entities import RunStatus
-
-        store = self.client._tracking_client.store  # the public calls leave the end of an earlier attempt
-        with store_lock(self.uri):
-            for target_id in (run_id, self._parent(meta)):
-                store.update_run_info(target_id, RunStatus.RUNNING, 0, None)
 
     def _add_inputs(self, run_id: str, meta: dict[str, Any]) -> None:
         """Inputs that a run has not yet. Call with the store locked.

@@ -182,11 +182,7 @@ def _named_path(value: str, names: Sequence[str]) -> AvailableModel:
     if not path.exists():
         beside = [str(path.parent / file.name) for file in path.parent.iterdir()] if path.parent.is_dir() else []
         known = [*names, *(beside if "/" in value else ())]
-        fix = (
-            SHRINK
-            if path.name == "pretrain"
-            else suggest(value, known, "name a directory, a .gguf file or an experiment")
-        )
+        fix = suggest(value, known, "name a directory, a .gguf file or an experiment", cutoff=0.5)
         raise InputError("no model, experiment or path of this name", where=f"--model {value}", fix=fix)
     path = path.resolve()
     if path.is_file():
