@@ -5,7 +5,7 @@
 # make test-all  all tests: drills, kills at many moments, browser, fuzz at depth too
 # make lint      what CI asks of the code's form: ruff and mypy
 # make serve   chat page and API of the exported models (SERVE="--port 9000": further arguments)
-# make chat    talk to the exported model in the terminal
+# make chat    talk to the exported model in the terminal (CHAT="--temperature 0.5")
 # make ui      look at the runs in MLflow
 # make bench-train  speed beside transformers at equal loss (half an hour)
 # make bench-data   speed, memory and recall of the data engine, beside datatrove (a quarter of an hour)
@@ -46,7 +46,7 @@ serve: setup
 	@python -m athanor serve $(SERVE)
 
 chat: setup
-	@python -m athanor chat
+	@python -m athanor chat $(CHAT)
 
 ui: setup
 	@python -m athanor ui

@@ -52,7 +52,7 @@ def run(run: Run) -> None:
     # A scorer that cannot distinguish right from wrong answers must not give any figure.
     items, left_out = scorable(read_items(BATTERY / "items.jsonl"))
     run.fact(code_isolation=isolation())
-    run.note(left_out_line(left_out) or f"walls around code answers: {isolation() or 'none'}")
+    run.note(left_out_line(left_out) or f"sandbox for programs that the model writes: {isolation() or 'none'}")
     if not items:
         raise InputError("the battery has no items", where=str(BATTERY), fix="run dvc repro download")
     check_items(items, workers=settings.workers)

@@ -1,6 +1,6 @@
 """Two experiments or revisions side by side: parameters, scores with errors, code, tracking runs.
 
-    python -m athanor compare [A [B]] [--json]
+    python -m athanor compare [A [B]] [--all | --json]
 
 A and B are names of experiments, Git revisions or `workspace`; without them
 the last commit is compared with the workspace. Nothing is checked out: Git has
@@ -27,6 +27,7 @@ from athanor.base.strict import read_yaml
 from athanor.cli.render import fill_template
 from athanor.runtime import dvc_lock, dvc_view
 from athanor.runtime.facts import flatten, git
+from athanor.runtime.headlines import HEADLINES
 from athanor.runtime.store import delivery
 
 WORKSPACE = "workspace"
@@ -40,6 +41,8 @@ DERIVED = "correct count margin_stderrs low high wins losses p discordance resol
 NOISE = 2.0  # standard errors of a difference
 DIRECTION = {"bpb": -1, "loss": -1, "score": 1}  # of a rate nobody can say it here
 UI = "http://127.0.0.1:5000"
+HEADLINE_ROWS = [f"{stage}.{path.rpartition('.')[0]}" for stage in HEADLINES for path in HEADLINES[stage].values()]
+CATEGORIES, MAX_CATEGORIES = "eval.battery.", 10
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ def _experiment(root: Path, name: str) -> str:
     commit, names = dvc_view.experiment(root, name)
     if not commit:
         known = git(root, "for-each-ref", "--format=%(refname:short)", "refs/heads", "refs/tags").splitlines()
-        fix = f"{suggest(name, [WORKSPACE, 'HEAD', *known, *names])} See dvc exp show"
+        fix = f"{suggest(name, [WORKSPACE, 'HEAD', *known, *names], cutoff=0.7)} See dvc exp show".strip()
         raise InputError("no experiment or revision of this name", where=name, fix=fix)
     return commit
 
@@ -144,6 +147,14 @@ def compare_values(
     better = (b - a) * DIRECTION[kind] > 0 if beyond and kind in DIRECTION else None
     row: dict[str, Any] = {"name": name, "a": a, "b": b, "a_stderr": a_stderr, "b_stderr": b_stderr}
     return {**row, "difference": b - a, "noise": noise, "beyond_noise": beyond, "better": better}
+
+
+def first_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those that answer which is better: the headlines, and the categories of the battery that differ most."""
+    differing = {row["name"]: row for row in rows if row["difference"]}
+    headlines = [differing.pop(name) for name in HEADLINE_ROWS if name in differing]
+    categories = [row for row in differing.values() if row["name"].startswith(CATEGORIES) and row["beyond_noise"]]
+    return headlines + sorted(categories, key=lambda row: -abs(row["difference"]))[:MAX_CATEGORIES]
 
 
 def other_metrics(a: Side, b: Side) -> dict[str, tuple[Any, Any]]:
@@ -248,6 +259,7 @@ def _run_ids(side: Side) -> dict[str, str]:
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", nargs="?", default="HEAD", help="experiment, revision or workspace (default: HEAD)")
     parser.add_argument("b", nargs="?", default=WORKSPACE, help="the same (default: workspace)")
+    parser.add_argument("--all", action="store_true", help="every measure, other metrics, the runs in MLflow")
     parser.add_argument("--json", action="store_true", help="everything, for scripts")
 
 
@@ -256,7 +268,9 @@ def run(args: argparse.Namespace) -> int:
     if not git(root, "rev-parse", "--git-dir"):
         raise AthanorError("not inside a Git repository", where=str(root), fix="run it in the checkout")
     comparison = compare(root, args.a, args.b)
-    sys.stdout.write(
-        json.dumps(comparison, indent=2) + "\n" if args.json else fill_template("compare.txt.j2", **comparison)
-    )
+    if args.json:
+        sys.stdout.write(json.dumps(comparison, indent=2) + "\n")
+        return 0
+    first = first_rows(comparison["measures"])
+    sys.stdout.write(fill_template("compare.txt.j2", **comparison, first=first, all=args.all))
     return 0

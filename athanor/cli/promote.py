@@ -72,7 +72,9 @@ def run(args: argparse.Namespace) -> int:
         version, done = _register(client, folder, _maker(client, root, model, redact(uri)), digest), "is registered as"
     client.set_registered_model_alias(NAME, args.alias, version)
     print(f"{args.export} {done} version {version} of '{NAME}' in {redact(uri)}")
-    print(f"it is the {args.alias} now. To load it from any directory:\n\n  export MLFLOW_TRACKING_URI={redact(uri)}")
+    print(
+        f"its alias is '{args.alias}' now. To load it from any directory:\n\n  export MLFLOW_TRACKING_URI={redact(uri)}"
+    )
     print(f"  chat = mlflow.transformers.load_model('models:/{NAME}@{args.alias}')")
     return 0
 

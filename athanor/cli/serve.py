@@ -52,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
         if value is not None and not 0 < value < 1e9:
             option = f"--{name.replace('_', '-')}"
             raise InputError(f"{value} is no number above 0", where=option, fix="athanor serve --help tells its unit")
+    if not 0 <= args.port < 65536:
+        raise InputError("no number of a port", where=f"--port {args.port}", fix="name one from 1 to 65535")
     import uvicorn
 
     from athanor.serving.app import HOST_NAME, LOOPBACK, Server, build_app
@@ -98,6 +100,8 @@ def run(args: argparse.Namespace) -> int:
     if not local and not key:
         print(f"anyone who reaches {args.host} can use this server: set {KEY_VARIABLE}", file=sys.stderr)
     address = f"http://{url_host(args.host)}:{listener.getsockname()[1]}"
+    if args.host in ("0.0.0.0", "::"):
+        print("from other machines: the address below, with this machine's own in place of the loopback one")
     print(f"open {address}/   (OpenAI's protocol: {address}/v1; Ctrl-C stops)", flush=True)
     config = uvicorn.Config(
         app, factory=True, log_level="warning", timeout_graceful_shutdown=5, server_header=False, ws="none",
@@ -121,7 +125,9 @@ def _key_text(path: str | None) -> str:
     if path is None:
         return os.environ.get(KEY_VARIABLE, "").strip()
     file = Path(path)
-    key = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
+    if not file.is_file():
+        raise InputError("there is no such file", where=path, fix="write the key into it, in one line")
+    key = file.read_text(encoding="utf-8").strip()
     if not key:
         raise InputError("no key in this file", where=path, fix="write the key into it, in one line")
     return key
@@ -150,12 +156,10 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listener.bind((host, port))
         listener.listen(1024)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         listener.close()
-        not_local = getattr(error, "errno", None) == errno.EADDRNOTAVAIL
         fix = f"athanor serve --port {port + 1 if 0 < port < 65535 else 8081}, or stop what listens there"
-        fix = "name an address of this machine, or 0.0.0.0 for all of them" if not_local else fix
-        raise InputError(
-            f"cannot listen: {getattr(error, 'strerror', None) or error}", where=f"{host}:{port}", fix=fix
-        ) from None
+        if error.errno == errno.EADDRNOTAVAIL:
+            fix = "name an address of this machine, or 0.0.0.0 for all of them"
+        raise InputError(f"cannot listen: {error.strerror or error}", where=f"{host}:{port}", fix=fix) from None
     return listener

@@ -8,6 +8,8 @@ from athanor.base.errors import InputError
 from athanor.text.conversations import Message
 from athanor.tokenizer.tokenizer import Tokenizer
 
+TOO_LONG = "this model's maximum context length is"  # the words that clients of OpenAI's protocol look for
+
 
 def end_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
     """Ids that end an answer: <|stop|> as trained, and every control id that can only start something else."""
@@ -48,7 +50,7 @@ def fit(
     tokens = size(without_oldest(fitting))
     if tokens >= context_tokens:
         raise InputError(
-            f"a prompt of {tokens} tokens does not fit into a context of {context_tokens}",
+            f"{TOO_LONG} {context_tokens} tokens, and the prompt has {tokens}",
             fix="shorten the message or the system message",
         )
     if tokens + reserve_tokens > context_tokens:

@@ -132,7 +132,9 @@ def _restore_hint(error: AthanorError) -> str:
     """A hint for users of plain `dvc repro`: DVC removes a stage's outputs before it runs the stage."""
     if not isinstance(error, ParamsError) or "DVC_ROOT" not in os.environ:
         return ""
-    return ". Once params.yaml is right, dvc repro brings back what DVC has removed"
+    end = "" if str(error).endswith(("?", ".")) else "."
+    undone = "git restore -SW params.yaml dvc.lock metrics && dvc checkout"
+    return f"{end} Once params.yaml is right, dvc repro brings back what DVC has removed; to undo the change: {undone}"
 
 
 def _report(run: Run | None, stage: str, status: str, message: str, code: int) -> int:

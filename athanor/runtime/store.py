@@ -18,7 +18,7 @@ from athanor.base.errors import AthanorError
 from athanor.runtime.redact import redact
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
+    from mlflow.tracking import MlflowClient
 
 EXPERIMENT = "athanor"
 
@@ -97,11 +97,12 @@ def make_tables(path: Path) -> None:
     os.replace(draft, path)
 
 
-def at_work(client: MlflowClient, run_id: str) -> None:
-    """Make a run RUNNING. Its end becomes 0, which MLflow reads as none: the public calls leave an earlier one."""
+def at_work(client: MlflowClient, *run_ids: str) -> None:
+    """These runs are running, whatever they were before. Their end is 0, which MLflow reads as none."""
     from mlflow.entities import RunStatus
 
-    client._tracking_client.store.update_run_info(run_id, RunStatus.RUNNING, 0, None)
+    for run_id in run_ids:  # the public calls leave the end of an earlier attempt
+        client._tracking_client.store.update_run_info(run_id, RunStatus.RUNNING, 0, None)
 
 
 def delivery(folder: Path) -> dict[str, Any]:

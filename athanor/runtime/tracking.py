@@ -171,12 +171,9 @@ class Tracker:
         return sorted(exact, key=lambda run: (run.info.start_time, run.info.run_id))
 
     def _parent(self, meta: dict[str, Any]) -> str:
-        """The run that groups all stages of one (experiment or branch, commit, params). Call with the store locked.
-
-        Two of one key are merged into the older: every shipper chooses alike.
-        """
+        """The run that groups all stages of one (experiment or branch, commit, params). Call with the store locked."""
         parents = self._by_tag("athanor.key", meta["key"])
-        for duplicate in parents[1:]:
+        for duplicate in parents[1:]:  # merged into the older: every shipper chooses alike
             for name in duplicate.data.metrics:
                 history = self.client.get_metric_history(duplicate.info.run_id, name)
                 self._send(parents[0].info.run_id, metrics=list(history))

@@ -8,14 +8,17 @@ from typing import Any
 
 from athanor.base.artifacts import read_json
 from athanor.base.errors import AthanorError
+from athanor.export.gguf_reader import read_header
+from athanor.model.config import ModelConfig
 from athanor.runtime.watch import FILE as HEALTH_FILE
-from athanor.serving.discover import AvailableModel, materialise
+from athanor.serving.discover import CONFIG, FACTS_FILE, AvailableModel, materialise
 from athanor.serving.experiments import CARD, HF_DIR
 from athanor.serving.starters import checkout_of, topics
 
 CARDS = (CARD, "README.md")  # as our exports have it, and as published ones and foreign ones do
 CARD_BYTES = 1 << 20
 TRAINED = ("pretrain", "sft")
+SHAPE = ("context_tokens", "parameters")
 
 
 def about(root: Path, model: AvailableModel) -> dict[str, Any]:
@@ -35,6 +38,19 @@ def about(root: Path, model: AvailableModel) -> dict[str, Any]:
         if checkout
         else {},
     }
+
+
+def shape(path: Path) -> dict[str, int]:
+    """What the files of a model say of `SHAPE`; loaded, it says both."""
+    with suppress(AthanorError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        if path.is_file():
+            header = read_header(path)
+            return {"context_tokens": int(header[f"{header['general.architecture']}.context_length"])}
+        if not (path / FACTS_FILE).is_file():
+            return {"context_tokens": int(read_json(path / CONFIG)["max_position_embeddings"])}
+        config = ModelConfig.from_dict(read_json(path / FACTS_FILE)["model"])
+        return {"context_tokens": config.context_tokens, "parameters": config.parameter_count()}
+    return {}
 
 
 def _card(path: Path) -> str:

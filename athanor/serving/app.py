@@ -72,6 +72,8 @@ class AccessMiddleware:
         # No client needs byte ranges of the page's files, and Starlette's errors for faulty ones have another form.
         scope["headers"] = [header for header in scope["headers"] if header[0] != b"range"]
         refusal = self._refusal(Headers(scope=scope), scope["path"])
+        if scope["method"] == "HEAD":  # as GET; the web server leaves the body out
+            scope = {**scope, "method": "GET"}
         await (refusal or self.app)(scope, receive, send_with_headers)
 
     def _refusal(self, headers: Headers, path: str) -> Response | None:
@@ -88,7 +90,10 @@ class AccessMiddleware:
                 credentials.strip().encode("latin-1"), self.key.encode("utf-8", "surrogateescape")
             )
             if scheme.lower() != "bearer" or not key_matches:
-                return problem(401, "an API key is needed: Authorization: Bearer KEY")
+                wrong = (
+                    "this is not the server's API key. Fix: compare it with the key that the server was started with"
+                )
+                return problem(401, wrong if credentials else "an API key is needed: Authorization: Bearer KEY")
         return None
 
 

@@ -31,6 +31,7 @@ FACTS_FILE, CONFIG, WEIGHTS, INDEX = "athanor.json", "config.json", "model.safet
 TORCH, LLAMA_CPP, TRANSFORMERS = "torch", "llama.cpp", "transformers"
 PACKAGES = {LLAMA_CPP: "xllamacpp", TRANSFORMERS: "transformers"}
 MAX_BYTES = 64 << 20  # of a file that is read whole while looking; the largest, a tokenizer, has some megabytes
+SHRINK = "athanor slots lists checkpoints, athanor shrink ID FOLDER makes a directory to serve of one"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -72,7 +73,7 @@ def discover(root: Path, requested: Sequence[str]) -> list[AvailableModel]:
     for value in requested:
         if value in unexported_names and value not in by_name:
             what = "this experiment has no export of its own: its dvc.lock names one made from other weights, or none"
-            fix = f"dvc exp apply {value}, then dvc repro export"
+            fix = f"dvc exp apply {value}, then dvc repro export; it is {EXPORT} then, and no longer named {value}"
             raise InputError(what, where=f"--model {value}", fix=fix)
     chosen = [by_name[value] if value in by_name else _named_path(value, sorted(by_name)) for value in requested]
     return _unique(dict.fromkeys(chosen))
@@ -147,7 +148,7 @@ def _stale_export_problem(folder: Path) -> str:
     name = Path(weights).name
     if parents.get(name) == manifest_digest(root / weights):
         return ""
-    fix = f"athanor repro, or name it all the same: --model {folder.relative_to(root)}"
+    fix = f"athanor repro; athanor serve --model {folder.relative_to(root)} serves it all the same"
     return f"it was made from other weights than those in {weights}. Fix: {fix}"
 
 
@@ -181,7 +182,7 @@ def _named_path(value: str, names: Sequence[str]) -> AvailableModel:
     if not path.exists():
         beside = [str(path.parent / file.name) for file in path.parent.iterdir()] if path.parent.is_dir() else []
         known = [*names, *(beside if "/" in value else ())]
-        fix = suggest(value, known, "name a directory, a .gguf file or an experiment")
+        fix = suggest(value, known, "name a directory, a .gguf file or an experiment", cutoff=0.5)
         raise InputError("no model, experiment or path of this name", where=f"--model {value}", fix=fix)
     path = path.resolve()
     if path.is_file():
@@ -271,6 +272,8 @@ def identity(model: bytes) -> tuple[str, str]:
 
 
 def _foreign_problem(files: Mapping[str, Path]) -> str:
+    if MANIFEST in files and "tokenizer_config.json" not in files:
+        return f"weights of a stage are no export. Fix: {SHRINK}"
     if CONFIG not in files:
         gguf_names = sorted(name for name in files if name.endswith(".gguf"))
         fix = f"name a file: {gguf_names[0]}" if gguf_names else "name a directory with config.json and *.safetensors"

@@ -32,6 +32,9 @@ def load_export(folder: str | Path, device: torch.device | str = "cpu") -> tuple
     renders: it would answer, and worse.
     """
     folder = Path(folder)
+    if folder.is_file():
+        what = "this is a file, and the chat in a terminal takes the directory of an export"
+        raise InputError(what, where=str(folder), fix=f"{folder.parent / 'hf'}; athanor serve takes GGUF files, too")
     if not folder.is_dir():
         raise InputError("no exported model here", where=str(folder), fix=MAKE_IT)
     facts = _read(folder, FACTS_FILE)

@@ -13,12 +13,12 @@ import contextlib
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from athanor.base.errors import AthanorError, InputError, suggest
-from athanor.serving.about import about
+from athanor.serving.about import SHAPE, about, shape
 from athanor.serving.backends.base import Request
 from athanor.serving.discover import AvailableModel, materialise, problem_of
 from athanor.serving.memory import estimate, size_text
@@ -35,7 +35,7 @@ Start = Callable[[dict[str, Any]], Awaitable[Any]]
 class NoModel(InputError):
     """There is no model of that name."""
 
-    status = 404
+    status, code = 404, "model_not_found"
 
 
 class MemoryHeld(InputError):
@@ -54,7 +54,7 @@ class _ModelEntry:
     reserved: int = 0
     measured: int = 0
     files: Any = None  # state of the files that it was loaded from
-    info: Mapping[str, Any] | None = None
+    info: Mapping[str, Any] = field(default_factory=dict)  # what its files say, then what its process says
     failure: tuple[str, float, Any] | None = None  # reason, when, state of the files
 
     def ready(self) -> bool:
@@ -87,7 +87,7 @@ class Models:
         self.memory_bytes, self.root, self.spec = memory_bytes, root.resolve(), dict(spec or {})
         self.wait_seconds, self.retry_seconds = wait_seconds, retry_seconds
         self._start, self.metrics = start, Metrics()
-        self._entries = {model.id: _ModelEntry(model) for model in available}
+        self._entries = {model.id: _ModelEntry(model, info=shape(Path(model.path))) for model in available}
         self._closing_bytes = 0  # bytes of workers that are being closed
         self._request_count = 0
         self._changed = asyncio.Condition()
@@ -101,15 +101,19 @@ class Models:
         """Every model as the page gets it (GET /api/state)."""
         return [self._state(entry) for entry in self._entries.values()]
 
+    def state(self, model: str) -> dict[str, Any]:
+        """One of them. NoModel for an unknown one."""
+        return self._state(self._entry(model))
+
     def _state(self, entry: _ModelEntry) -> dict[str, Any]:
-        model, info = entry.model, entry.info or {}
+        model, info = entry.model, entry.info
         state = "loading" if entry.task else "ready" if entry.ready() else "failed" if entry.failure else "idle"
         return {
             **{name: getattr(model, name) for name in ("id", "label", "source", "backend", "created")},
             "state": state,
             "reason": entry.failure[0] if entry.failure and state == "failed" else None,
             "starters": starters(Path(model.path)),
-            **{key: info.get(key) for key in ("context_tokens", "parameters", "defaults", "template")},
+            **{key: info.get(key) for key in (*SHAPE, "defaults", "template")},
         }
 
     def memory(self) -> dict[str, int]:
@@ -134,7 +138,7 @@ class Models:
     def _entry(self, model: str) -> _ModelEntry:
         if model not in self._entries:
             fix = suggest(model, self._entries, "make a model first (make repro), then start the server again")
-            raise NoModel(f"there is no model '{model}'", where="model", fix=fix)
+            raise NoModel(f"there is no model '{model[:200]}'", where="model", fix=fix)
         return self._entries[model]
 
     async def _answer(self, entry: _ModelEntry, request: Request) -> AsyncIterator[dict[str, Any]]:

@@ -14,6 +14,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from athanor.serving.about import SHAPE
 from athanor.serving.models import Models
 from athanor.serving.openai_bodies import ChatCompletion, Completion, Options
 from athanor.serving.openai_options import header
@@ -30,6 +31,7 @@ NOT_HERE = {
     "moderations": "this server judges no texts",
     "responses": "no response is kept here, so none can be asked for again",
 }
+METHODS = {"models": "GET", "chat/completions": "POST", "completions": "POST", "responses": "POST"}
 
 
 def openai_router(models: Models, limit: Limit) -> APIRouter:
@@ -37,15 +39,13 @@ def openai_router(models: Models, limit: Limit) -> APIRouter:
     router = APIRouter(prefix="/v1", route_class=ApiRoute)
 
     @router.get("/models")
+    @router.get("/models/")
     async def list_models() -> dict[str, Any]:
         return {"object": "list", "data": [_model_card(state) for state in models.states()]}
 
     @router.get("/models/{name:path}")
     async def get_model(name: str) -> dict[str, Any]:
-        for state in models.states():
-            if state["id"] == name:
-                return _model_card(state)
-        raise Refused(404, f"there is no model '{name[:200]}'")
+        return _model_card(models.state(name))
 
     @router.post("/chat/completions")
     async def chat(request: Request) -> Response:
@@ -67,8 +67,10 @@ def openai_router(models: Models, limit: Limit) -> APIRouter:
 
     @router.api_route("/{path:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False)
     async def nothing_here(request: Request, path: str) -> Response:
+        if method := METHODS.get(path.rstrip("/")):
+            raise Refused(405, f"{request.method} is not for /v1/{path}", f"use {method}")
         what = NOT_HERE.get(path.partition("/")[0], f"there is no {request.method} /v1/{path[:100]}")
-        raise Refused(404, what, "this server has /v1/models, /v1/chat/completions, /v1/completions and /v1/responses")
+        raise Refused(404, what, f"this server has {', '.join(f'/v1/{known}' for known in METHODS)}", "unknown_url")
 
     return router
 
@@ -78,7 +80,7 @@ async def _respond(
 ) -> Response:
     name = body.model or models.default()
     asked = body.requests()
-    answers = _Answers([models.answer(name, each) for each in asked], body.n or 1, shape_of(name))
+    answers = _Answers([models.answer(name, each) for each in asked], body, shape_of(name))
     headers = header(body.ignored)
     limit.begin()
     try:
@@ -102,15 +104,14 @@ async def _respond(
 class _Answers:
     """The answers to one request. `start` waits for the model to begin, so that a failure can still be a status."""
 
-    def __init__(self, sources: Sequence[AsyncGenerator[dict[str, Any], None]], each: int, shape: Shape) -> None:
-        """each: how many of them in a row answer one question."""
-        self.sources, self.each, self.shape, self.events = sources, each, shape, _merged(sources)
+    def __init__(self, sources: Sequence[AsyncGenerator[dict[str, Any], None]], body: Options, shape: Shape) -> None:
+        self.sources, self.body, self.shape, self.events = sources, body, shape, _merged(sources)
         self.parts = [Part() for _ in sources]
         self.prompts: dict[int, dict[str, Any]] = {}  # the event "start" of each answer
 
     async def start(self) -> None:
         async for index, event in self.events:
-            _raise_on_error(event)
+            self._raise_on_error(event)
             if event["type"] == "start":
                 self.prompts[index] = event
                 return
@@ -118,7 +119,7 @@ class _Answers:
     async def whole(self) -> dict[str, Any]:
         """The reply to a request that does not stream."""
         async for index, event in self.events:
-            _raise_on_error(event)
+            self._raise_on_error(event)
             self._take(index, event)
         if not all(part.end for part in self.parts):
             raise Refused(503, "the answer broke off")
@@ -134,7 +135,7 @@ class _Answers:
             if event["type"] == "text":
                 yield shape.text(index, event)
             elif event["type"] == "error":  # too late for a status
-                yield shape.error(event["message"])
+                yield shape.error(self.body.failure(event)[1])
                 return
             elif event["type"] == "end":
                 yield shape.end(index, event, self._count([index]))
@@ -144,6 +145,11 @@ class _Answers:
         await self.events.aclose()
         for source in self.sources:
             await source.aclose()
+
+    def _raise_on_error(self, event: dict[str, Any]) -> None:
+        if event["type"] == "error":
+            status, error = self.body.failure(event)
+            raise Refused(status, error["message"], code=error["code"])
 
     def _take(self, index: int, event: dict[str, Any]) -> None:
         part = self.parts[index]
@@ -163,7 +169,7 @@ class _Answers:
             "tokens_per_second": round(tokens / seconds, 1) if seconds else None,
             "forgotten_exchanges": max((start["forgotten"] for start in self.prompts.values()), default=0),
         }
-        questions = [start["prompt_tokens"] for index, start in self.prompts.items() if index % self.each == 0]
+        questions = [start["prompt_tokens"] for index, start in self.prompts.items() if index % (self.body.n or 1) == 0]
         return Count(sum(questions), tokens, facts)
 
 
@@ -215,16 +221,11 @@ async def _unless_disconnected(disconnected: asyncio.Task[None], work: Any) -> A
     raise Refused(499, "the client has gone")
 
 
-def _raise_on_error(event: dict[str, Any]) -> None:
-    if event["type"] == "error":
-        raise Refused(400 if event["kind"] == "request" else 503, event["message"])
-
-
 def _model_card(state: dict[str, Any]) -> dict[str, Any]:
     return {
         "id": state["id"],
         "object": "model",
         "created": int(state.get("created") or 0),
         "owned_by": "athanor",
-        "athanor": {key: state[key] for key in ("label", "state", "reason", "backend", "context_tokens", "parameters")},
+        "athanor": {key: state[key] for key in ("label", "state", "reason", "backend", *SHAPE, "defaults")},
     }

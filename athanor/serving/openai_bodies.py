@@ -5,19 +5,21 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
+from athanor.decoding.prompting import TOO_LONG
 from athanor.serving.backends.base import MIN_TEMPERATURE
 from athanor.serving.backends.base import Request as AnswerRequest
-from athanor.serving.openai_options import ALIASES, sort_out
-from athanor.serving.requests import SamplingFields
+from athanor.serving.openai_options import ALIASES, BESIDE, sort_out
+from athanor.serving.requests import SamplingFields, fault
 from athanor.text.conversations import Message
 
 ROLES = {"developer": "system"}  # OpenAI's newer name of the same
 MAX_MESSAGES, MAX_STOPS, MAX_CHARS, MAX_ANSWERS, MAX_LOGPROBS = 10_000, 16, 1_000_000, 8, 20
 MAX_TEXTS = 128  # answers of one request to /v1/completions
+SCHEMAS = {"text": type(None), "json_object": (dict, type(None)), "json_schema": dict}  # type of response_format
 SMALLEST_TOP_P = 1e-9  # keeps the likeliest token only
 # Hugging Face's client names no model so, or gives the server's address as one.
 NO_MODEL = ("dummy", "tgi", "http://", "https://")
@@ -43,7 +45,7 @@ class ChatMessage(BaseModel):
     @model_validator(mode="after")
     def check_supported(self) -> ChatMessage:
         if self.role not in ("system", "developer", "user", "assistant"):
-            raise ValueError(f"role '{self.role[:50]}' is not known here; use system, user or assistant")
+            raise ValueError(f"role '{self.role[:50]}' is not known here; use system, developer, user or assistant")
         for name in ("tool_calls", "function_call", "audio"):
             if (self.model_extra or {}).get(name):
                 raise ValueError(f"'{name}' is not supported here; leave the message out")
@@ -70,23 +72,32 @@ class StreamOptions(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """Chat completions have the schema one level deeper than responses."""
+    """Chat completions have the schema one level deeper than responses, llama.cpp and Hugging Face beside json_object."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    model_config = ConfigDict(extra="forbid")
+    form: ClassVar = '{"type": "json_schema", "json_schema": {"name": "answer", "schema": {...}}}'
+
+    type: str
     json_schema: dict[str, Any] | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
+    value: dict[str, Any] | None = None
+    name: Any = None
+    description: Any = None
+    strict: Any = None
 
     @model_validator(mode="after")
     def check_schema(self) -> ResponseFormat:
-        if self.type == "json_schema" and not isinstance((self.json_schema or {}).get("schema", self.schema_), dict):
-            raise ValueError("json_schema.schema is missing")
+        if self.type not in SCHEMAS:
+            raise ValueError(f"type '{self.type[:50]}' is not known here; send {self.form}")
+        if not isinstance(self._given(), SCHEMAS[self.type]):
+            raise ValueError(f"'{self.type}' with {'such a' if self._given() else 'no'} schema; send {self.form}")
         return self
 
+    def _given(self) -> Any:
+        return (self.json_schema or {}).get("schema", self.value if self.schema_ is None else self.schema_)
+
     def steering(self) -> dict[str, Any]:
-        if self.type == "text":
-            return {}
-        given = (self.json_schema or {}).get("schema", self.schema_) if self.type == "json_schema" else None
-        return {"json_schema": given or {"type": "object"}}
+        return {} if self.type == "text" else {"json_schema": self._given() or {"type": "object"}}
 
 
 class Options(SamplingFields):
@@ -96,6 +107,8 @@ class Options(SamplingFields):
     """
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+    question_field: ClassVar = "messages"
+    format_field: ClassVar = "response_format"
 
     model: Annotated[str, Field(max_length=500)] | None = None
     n: int | None = Field(None, ge=1, le=MAX_ANSWERS)
@@ -115,8 +128,11 @@ class Options(SamplingFields):
         if not isinstance(body, dict):
             return body
         body = {**body}
+        for name in BESIDE:
+            if isinstance(body.get(name), dict):
+                body = {**body.pop(name), **body}
         for name, meant in ALIASES.items():
-            if name in body and meant in cls.model_fields and body.get(meant) is None:
+            if name in body and name not in cls.model_fields and body.get(meant) is None:
                 body[meant] = body.pop(name)
         for name in ("top_k", "seed", "max_tokens", "max_completion_tokens", "max_output_tokens"):
             if _number(body.get(name)) and body[name] == -1:
@@ -138,7 +154,7 @@ class Options(SamplingFields):
 
     @model_validator(mode="after")
     def check_options(self) -> Options:
-        self._ignored += sort_out(self.model_extra or {}, type(self).model_fields)
+        self._ignored += sort_out(self.model_extra or {}, type(self).model_fields, self.format_field)
         if self.model is not None and self.model.startswith(NO_MODEL):
             self._ignored.append("model")
             self.model = None
@@ -151,6 +167,15 @@ class Options(SamplingFields):
 
     def limit(self) -> int | None:
         return self.max_tokens
+
+    def failure(self, event: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """The status of an event "error", and the error as this route names things."""
+        message, status = event["message"].replace("response_format", self.format_field), 503
+        if event["kind"] == "request":
+            status = 400
+        if TOO_LONG in message:
+            return status, fault(status, f"{self.question_field}: {message}", "context_length_exceeded")
+        return status, fault(status, message)
 
     def asks(self, messages: Sequence[Message] = (), **more: Any) -> list[AnswerRequest]:
         """`n` answers: the first has the seed that was asked for, the others the next ones."""
@@ -175,7 +200,7 @@ def _number(value: Any) -> bool:
 
 
 class ChatCompletion(Options):
-    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: list[ChatMessage] = Field(max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = Field(None, ge=1, le=10_000_000)
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
@@ -206,6 +231,9 @@ class ChatCompletion(Options):
 
 class Completion(Options):
     """A text, or several, to go on with as they are, without the chat's template. Ids of tokens will do as well."""
+
+    question_field: ClassVar = "prompt"
+    format_field: ClassVar = "response_format of /v1/chat/completions"
 
     prompt: Text | list[Text] | list[TokenId] | list[list[TokenId]] = Field(max_length=MAX_CHARS)
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)

@@ -20,6 +20,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pydantic_core import PydanticCustomError
+
 from athanor.base.errors import suggest
 
 HEADER = "X-Athanor-Ignored"
@@ -30,7 +32,13 @@ ALIASES = {
     "n_predict": "max_tokens",  # llama.cpp
     "num_predict": "max_tokens",  # Ollama
     "max_new_tokens": "max_tokens",  # Hugging Face
+    "max_completion_tokens": "max_tokens",  # other routes of OpenAI's
+    "max_output_tokens": "max_tokens",
 }
+BESIDE = (
+    "options",
+    "extra_body",
+)  # Ollama's settings, and those of OpenAI's Python client where somebody sent them as they are
 # Options that would change an answer and are not there, with the values that ask for nothing. Null always does.
 REFUSED: dict[str, tuple[Any, ...]] = {
     # OpenAI
@@ -49,6 +57,9 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     "previous_response_id": ("",),
     "conversation": ("",),
+    "instructions": ("",),
+    "response_format": ({"type": "text"},),
+    "text": ({}, {"format": {"type": "text"}}),
     "background": (False,),
     # vLLM
     "best_of": (1,),
@@ -66,6 +77,8 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": ([],),
     "logits_processors": ([],),
     "documents": ([],),
+    "add_generation_prompt": (True,),
+    "detokenize": (True,),
     "chat_template": ("",),
     "guided_json": ("", {}),
     "guided_regex": ("",),
@@ -88,48 +101,62 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "top_a": (0,),
     "n_probs": (0,),
     "samplers": ([], ""),
+    "lora": ([],),
+    "typ_p": (1,),
+    "t_max_predict_ms": (0, -1),
+    # Hugging Face
+    "return_full_text": (False,),
+    "watermark": (False,),
 }
+JSON = {"json_schema", "guided_json", "structured_outputs", "format", "response_format", "text"}
 # What only describes a request, or steers what is not here.
 PASSED_OVER = (
     # OpenAI
     "metadata parallel_tool_calls prompt_cache_key prompt_cache_retention safety_identifier service_tier store user "
     "reasoning_effort verbosity reasoning include truncation max_tool_calls "
     # vLLM
-    "chat_template_kwargs add_generation_prompt continue_final_message add_special_tokens spaces_between_special_tokens "
-    "detokenize priority request_id cache_salt kv_transfer_params vllm_xargs return_token_ids "
+    "chat_template_kwargs continue_final_message add_special_tokens spaces_between_special_tokens "
+    "priority request_id cache_salt kv_transfer_params vllm_xargs return_token_ids "
     "return_tokens_as_token_ids mm_processor_kwargs guided_decoding_backend guided_whitespace_pattern include_reasoning "
     # llama.cpp, Ollama, LM Studio
-    "cache_prompt id_slot slot_id n_keep timings_per_token t_max_predict_ms return_progress return_tokens typ_p "
+    "cache_prompt id_slot slot_id n_keep timings_per_token return_progress return_tokens "
     "repeat_last_n penalize_nl mirostat_tau mirostat_eta mirostat_lr dynatemp_exponent dry_base dry_allowed_length "
-    "dry_penalty_last_n dry_sequence_breakers xtc_threshold keep_alive options num_ctx num_keep num_batch num_gpu "
+    "dry_penalty_last_n dry_sequence_breakers xtc_threshold keep_alive num_ctx num_keep num_batch num_gpu "
     "num_thread think thinking enable_thinking ttl draft_model "
     # open-webui, LiteLLM, OpenRouter, Hugging Face
     "chat_id session_id id parent_id message_id features background_tasks model_item params tool_ids tool_servers "
-    "filter_ids files variables extra_body extra_headers drop_params timeout num_retries models provider route "
-    "transforms usage plugins do_sample return_full_text details watermark"
+    "filter_ids files variables extra_headers drop_params timeout num_retries models provider route "
+    "transforms usage plugins do_sample details"
 ).split()
 
 
-def sort_out(extras: Mapping[str, Any], known: Iterable[str]) -> list[str]:
-    """The names of `extras` that are passed over; ValueError for one that may not be.
+def sort_out(extras: Mapping[str, Any], known: Iterable[str], format_field: str) -> list[str]:
+    """The names of `extras` that are passed over; an error for one that may not be, with OpenAI's code for it.
 
-    `known`: options that are honoured, which a name may be meant for.
+    `known`: options that are honoured, which a name may be meant for. `format_field`: where JSON is asked for.
     """
     ignored = []
     changing = [*known, *ALIASES, *REFUSED]
-    for name, value in extras.items():
+    for name in sorted(extras, key=lambda each: each != "tools"):  # a client that has tools adds tool_choice by itself
+        value, shown = extras[name], name[:NAME_CHARS]
         if name in REFUSED:
             # A model that is told not to call tools does what this one does.
             off = value is None or value in REFUSED[name] or (name == "tools" and extras.get("tool_choice") == "none")
-            if not off:
-                instead = ": no tools are called, and JSON comes with response_format" if "tool" in name else ""
-                raise ValueError(f"'{name}' is not supported here{instead}; leave it out")
+            # An answer that is begun is gone on with.
+            if not off and not (name == "add_generation_prompt" and extras.get("continue_final_message")):
+                tools = ": no tools are called" if "tool" in name or "function" in name else ""
+                instead = f"; ask the client for JSON by schema ({format_field})" if tools or name in JSON else ""
+                raise _refusal("unsupported", f"{name}: not supported here{tools}{instead or '; leave it out'}")
         elif name not in PASSED_OVER:
-            meant = suggest(name[:NAME_CHARS], changing, cutoff=TYPO_LIKENESS)
+            meant = suggest(shown, changing, cutoff=TYPO_LIKENESS)
             if meant:
-                raise ValueError(f"unknown option '{name[:NAME_CHARS]}': {meant}")
+                raise _refusal("unknown", f"{shown}: unknown option; {meant}")
         ignored.append(name)
     return ignored
+
+
+def _refusal(kind: str, message: str) -> PydanticCustomError:
+    return PydanticCustomError(f"{kind}_parameter", "{message}", {"message": message})
 
 
 def header(ignored: Iterable[str]) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -15,14 +15,32 @@ from athanor.serving.openai_shapes import Count, Event, Part, sse
 from athanor.text.conversations import Message
 
 
-class TextOptions(BaseModel):
-    model_config = ConfigDict(extra="allow")
+class TextFormat(ResponseFormat):
+    form = '{"type": "json_schema", "name": "answer", "schema": {...}}'
 
-    format: ResponseFormat | None = None
+
+class TextOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    format: TextFormat | None = None
+    verbosity: Any = None  # of models that think
+
+
+class Item(ChatMessage):
+    @model_validator(mode="before")
+    @classmethod
+    def check_message(cls, item: Any) -> Any:
+        kind = item.get("type") if isinstance(item, dict) else None
+        if kind not in (None, "message"):
+            raise ValueError(f"'{str(kind)[:50]}' is not supported here; send messages only")
+        return item
 
 
 class ResponseBody(Options):
-    input: Text | list[dict[str, Any]] = Field(max_length=1_000_000)
+    question_field: ClassVar = "input"
+    format_field: ClassVar = "text.format"
+
+    input: Text | Annotated[list[Item], Field(max_length=MAX_MESSAGES)]
     instructions: Text | None = None
     max_output_tokens: int | None = Field(None, ge=1, le=10_000_000)
     text: TextOptions | None = None
@@ -45,14 +63,8 @@ class ResponseBody(Options):
         return self.asks(self._laid_out()[0])
 
     def _laid_out(self) -> tuple[list[Message], list[int]]:
-        items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
-        if len(items) > MAX_MESSAGES:
-            raise ValueError(f"input: at most {MAX_MESSAGES:,} messages")
-        messages = []
-        for item in items:
-            if item.get("type", "message") != "message":
-                raise ValueError(f"input: '{str(item['type'])[:50]}' is not supported here; send messages only")
-            messages.append(ChatMessage.model_validate(item).message())
+        alone = isinstance(self.input, str)
+        messages = [Message("user", self.input)] if alone else [item.message() for item in self.input]
         turns, left_out = conversation(messages)
         return conversation([Message("system", self.instructions or ""), *turns])[0], left_out
 
@@ -109,8 +121,8 @@ class Response:
             )
         )
 
-    def error(self, message: str) -> str:
-        failed = {**self._head("failed"), "error": {"code": "server_error", "message": message}}
+    def error(self, error: dict[str, Any]) -> str:
+        failed = {**self._head("failed"), "error": {**error, "code": error["code"] or "server_error"}}
         return self._event("response.failed", response=failed)
 
     def _head(self, status: str) -> dict[str, Any]:

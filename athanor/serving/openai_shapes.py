@@ -45,7 +45,7 @@ class Shape(Protocol):
     def text(self, index: int, event: Event) -> str: ...
     def end(self, index: int, event: Event, count: Count) -> str: ...
     def last(self, parts: Sequence[Part], count: Count) -> str: ...
-    def error(self, message: str) -> str: ...
+    def error(self, error: dict[str, Any]) -> str: ...
 
 
 class Chat:
@@ -79,8 +79,8 @@ class Chat:
         usage = sse({**self._head(1), "choices": [], "usage": count.usage()}) if self.usage else ""
         return usage + DONE
 
-    def error(self, message: str) -> str:
-        return sse({"error": {"message": message, "type": "unavailable"}})
+    def error(self, error: dict[str, Any]) -> str:
+        return sse({"error": error})
 
     def content(self, part: Part) -> dict[str, Any]:
         return {"message": {"role": "assistant", "content": part.text, "refusal": None}}

@@ -2,14 +2,15 @@
 
 Bodies are read here and not by FastAPI: its answers to faulty ones repeat what
 was sent, which cannot always be written as JSON, and it would read a body of
-any size, for any time. An error is {"error": {"message": ..., "type": ...}}
-with a 4xx, or 503 where a model or the disk is the matter; an AthanorError
-may name its own as `status`.
+any size, for any time. An error is {"error": {"message", "type", "param",
+"code"}}, as OpenAI's, with a 4xx, or 503 where a model or the disk is the
+matter; an AthanorError may have a `status` and a `code` of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
@@ -23,15 +24,17 @@ from athanor.base.errors import AthanorError
 
 MAX_BODY_BYTES = 2 << 20  # two long contents with every character escaped would fit
 BODY_SECONDS = 30.0
-KINDS = {401: "unauthorized", 403: "forbidden", 404: "not_found", 409: "busy", 429: "busy", 503: "unavailable"}
+CODES = {401: "invalid_api_key", 405: "method_not_supported", 429: "rate_limit_exceeded"}
+PARAM = re.compile(r"([a-z_]+(\.\w+)*): ")  # a message about a field begins with its name
+SHOULD = "Input should be "  # pydantic's own words
 
 
 class Refused(AthanorError):
-    """A request that cannot be met; `status` is what to answer."""
+    """A request that cannot be met; `status` is what to answer, `code` is for programs."""
 
-    def __init__(self, status: int, what: str, fix: str = "") -> None:
+    def __init__(self, status: int, what: str, fix: str = "", code: str | None = None) -> None:
         super().__init__(what, fix=fix)
-        self.status = status
+        self.status, self.code = status, code
 
 
 class Limit:
@@ -99,15 +102,21 @@ class ApiRoute(APIRoute):
             try:
                 return await handler(request)
             except AthanorError as error:
-                return problem(getattr(error, "status", 422), str(error))
+                return problem(getattr(error, "status", 422), str(error), getattr(error, "code", None))
 
         return handle
 
 
-def problem(status: int, message: str) -> JSONResponse:
+def fault(status: int, message: str, code: str | None = None) -> dict[str, Any]:
+    """An error as OpenAI's clients read it."""
+    kind = "server_error" if status >= 500 else "requests" if status == 429 else "invalid_request_error"
+    named = PARAM.match(message) if status < 500 else None
+    return {"message": message, "type": kind, "param": named and named[1], "code": code or CODES.get(status)}
+
+
+def problem(status: int, message: str, code: str | None = None) -> JSONResponse:
     headers = {"Retry-After": "1"} if status == 429 else {"WWW-Authenticate": "Bearer"} if status == 401 else None
-    error = {"message": message, "type": KINDS.get(status, "invalid_request"), "param": None, "code": None}
-    return JSONResponse({"error": error}, status, headers)
+    return JSONResponse({"error": fault(status, message, code)}, status, headers)
 
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -132,7 +141,22 @@ async def read(request: Request, kind: type[Body], *, invalid: int = 422) -> Bod
     try:
         return kind.model_validate_json(bytes(data))
     except ValidationError as error:
-        first_error = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        location = ".".join(str(part) for part in first_error["loc"])[:200]
-        message = first_error["msg"].removeprefix("Value error, ")
-        raise Refused(invalid, f"{location}: {message}" if location else message) from None
+        location, message, kind = _first(error)
+        code = "missing_required_parameter" if kind == "missing" else kind if kind.endswith("_parameter") else None
+        raise Refused(invalid, f"{location}: {message}" if location else message, code=code) from None
+
+
+def _first(error: ValidationError) -> tuple[str, str, str]:
+    """Where the first fault is, what all say that are there, and pydantic's name for it.
+
+    Where a field may be of several forms, pydantic puts the form's name into the place and tells the faults of each:
+    said are those of the form that fits farthest.
+    """
+    rows = error.errors(include_url=False, include_context=False, include_input=False)
+    places = [[str(part) for part in row["loc"] if re.fullmatch(r"\w+", str(part))] for row in rows]
+    farthest = max((place for place in places if place[: len(places[0])] == places[0]), key=len)
+    there = [row for row, place in zip(rows, places, strict=True) if place == farthest]
+    says = [row["msg"].removeprefix("Value error, ").replace(" after validation", "") for row in there]
+    forms = dict.fromkeys(said.removeprefix(SHOULD) for said in says if said.startswith(SHOULD))
+    message = f"should be {' or '.join(forms)}" if says[0].startswith(SHOULD) else says[0]
+    return ".".join(farthest)[:200], message, there[0]["type"]

@@ -6,7 +6,7 @@ import re
 import unicodedata
 
 TITLE_CHARS = 50
-TELLING_CHARS = 16  # a shorter question may be a greeting: "How are you?"
+TELLING_CHARS = 16  # a shorter question may be a greeting: "How are you?"; one with a digit is none
 SNIPPET_CHARS = 160
 MAX_WORDS = 16  # of one search; more narrow nothing down and each costs a pass over every message
 
@@ -59,7 +59,7 @@ def title_of(*texts: str) -> str:
     One line, cut between words.
     """
     lines = [" ".join(text.split()) for text in texts]
-    telling = (line for line in lines if len(line) >= TELLING_CHARS)
+    telling = (line for line in lines if len(line) >= TELLING_CHARS or re.search(r"\d", line))
     line = next(telling, max(lines, key=len, default=""))
     if len(line) <= TITLE_CHARS:
         return line

@@ -116,7 +116,10 @@ def test_experiment_against_commit(repo):
     assert found["metrics"] == {"eval.speed.words": [7.004, 7.001]}  # and not the number of correct answers
     assert found["warnings"] == [] and found["code"] == {"files": [], "stages": []}
 
-    text = compare(repo, "first", "lower").stdout
+    short = compare(repo, "first", "lower").stdout
+    assert "eval.bpb.all.sft" in short and "copying" not in short and "eval.speed" not in short
+    assert "1 more differ, 0 of them beyond the noise: athanor compare first lower --all" in short
+    text = compare(repo, "first", "lower", "--all").stdout
     assert "sft.lr  0.004 -> 0.001" in text and "1 others are equal" in text
     line = next(line for line in text.splitlines() if "eval.bpb.all.sft" in line)
     assert line.split()[1:8] == ["2.400", "±", "0.060", "2.100", "±", "0.060", "-0.300"]

@@ -54,7 +54,7 @@ EXTRAS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "langchain, tools left empty": ({"tools": [], "parallel_tool_calls": None}, {"tools", "parallel_tool_calls"}),
     "litellm, extras of its proxy": (
         {"drop_params": True, "num_retries": 2, "timeout": 30, "extra_body": {}, "litellm_session_id": "s"},
-        {"drop_params", "num_retries", "timeout", "extra_body", "litellm_session_id"},
+        {"drop_params", "num_retries", "timeout", "litellm_session_id"},
     ),
     "litellm, logprobs off": ({"logprobs": False, "top_logprobs": None}, set()),
     "huggingface_hub, no model": ({"model": "dummy", "stream": False, "top_logprobs": None}, {"model"}),
@@ -86,8 +86,8 @@ EXTRAS: dict[str, tuple[dict[str, Any], set[str]]] = {
         {"tool_ids", "tool_servers", "files"},
     ),
     "open-webui, Ollama's options": (
-        {"keep_alive": "5m", "options": {"num_ctx": 2048}, "num_ctx": 2048, "think": False},
-        {"keep_alive", "options", "num_ctx", "think"},
+        {"keep_alive": "5m", "options": {"num_ctx": 2048, "num_predict": 40}, "temperature": 0, "think": False},
+        {"keep_alive", "num_ctx", "think"},
     ),
     "vllm, sampling switched off": (
         {"top_k": -1, "min_p": 0.0, "best_of": 1, "use_beam_search": False, "ignore_eos": False, "min_tokens": 0},
@@ -257,6 +257,22 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "sound": ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "sound cannot be read here"),
     "tools": ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     "a tool's result": ({"messages": [*ASK, {"role": "tool", "content": "5", "tool_call_id": "a"}]}, "tool"),
+    "tools and a choice": ({"tool_choice": "required", "tools": [{}]}, "tools: not supported here: no tools"),
+    "Ollama's settings": ({"options": {"temperature": 200}}, "temperature: should be"),
+    "an adapter": ({"lora": [{"id": 0, "scale": 1}]}, "lora"),
+    "no opening of the answer": ({"add_generation_prompt": False}, "add_generation_prompt"),
+    "TGI's JSON": ({"response_format": {"type": "json", "value": {}}}, 'send {"type": "json_schema"'),
+    "a schema under no known name": (
+        {"response_format": {"type": "json_object", "schma": {}}},
+        "response_format.schma",
+    ),
+    "a schema for a text": ({"response_format": {"type": "text", "schema": {}}}, "response_format"),
+    "another route's format": ({"text": {"format": {"type": "json_object"}}}, "text: not supported here; ask"),
+    "a number for a text": (
+        {"messages": [{"role": "user", "content": 5}]},
+        "messages.0.content: should be a valid string or a valid array",
+    ),
+    "nobody": ({"messages": []}, "nobody asks anything"),
     "a typo": ({"temprature": 0}, "did you mean 'temperature'"),
     "another template": ({"chat_template": "{{ messages }}"}, "chat_template"),
     "mirostat": ({"mirostat": 2}, "mirostat"),

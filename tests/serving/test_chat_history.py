@@ -77,7 +77,7 @@ def test_an_answer_that_fails_or_is_stopped_leaves_a_well_formed_history(tokeniz
     chat = chat_with(silence(make_model(tokenizer), tokenizer), tokenizer)
     "".join(chat.answer("first"))
     before = list(chat.turns)
-    with pytest.raises(AthanorError, match="does not fit"):
+    with pytest.raises(AthanorError, match="maximum context length"):
         list(chat.answer("word " * 500))
     assert chat.turns == before
     engine = chat.backend.engine

@@ -260,17 +260,23 @@ def test_paths_are_told_apart_by_what_is_in_them(exports, tmp_path):
     (pickled / "model.safetensors").unlink()
     (pickled / "pytorch_model.bin").write_bytes(b"")
     (tmp_path / "empty").mkdir()
+    (tmp_path / "stage").mkdir()
+    write_manifest(tmp_path / "stage", kind="sft", version=1, counts={})
     lone = tmp_path / "lone.gguf"
     shutil.copyfile(exports / "one" / "model-f16.gguf", lone)
     given = [base, pickled, exports / "two", exports / "one" / "hf", tmp_path / "empty", lone, base / "config.json"]
+    given.append(tmp_path / "stage")
     found = discover(tmp_path, [str(path) for path in given])
     assert [one.backend for one in found] == [
-        "transformers", "transformers", "torch", "torch", "transformers", "llama.cpp", "llama.cpp",
+        "transformers", "transformers", "torch", "torch", "transformers", "llama.cpp", "llama.cpp", "transformers",
     ]  # fmt: skip
     assert [one.id for one in found][:4] == ["some-base", "pickled", "tiny", "tiny-2"]
     words = ["", "pickle", "", "", "config.json is missing", "tokenizer is not beside it", "no .gguf file"]
+    words.append("athanor shrink")
     for one, word in zip(found, words, strict=True):
         assert (word in one.problem) if word else not one.problem, one
+    told = [state["context_tokens"] for state in Models(found, memory_bytes=1).states()]  # nothing is loaded
+    assert all(told[:4]) and told[5] == told[3] and told[6:] == [None, None]
 
 
 @pytest.mark.parametrize("name", ["hf//etc/passwd", "hf/../../x", "hf/./a", "hf/a/b", "/hf/a", "hf/.hidden", "hf/"])

@@ -25,6 +25,8 @@ SCHEMA = {
     "additionalProperties": False,
 }
 FORMAT = {"type": "json_schema", "json_schema": {"name": "bird", "schema": SCHEMA, "strict": True}}
+OPEN = {name: part for name, part in SCHEMA.items() if name != "additionalProperties"}  # as pydantic writes it
+HUGGING_FACES, LLAMA_CPPS = ({"type": "json_object", name: OPEN} for name in ("value", "schema"))
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +59,11 @@ def test_a_stream_says_the_same(client):
     assert json.loads(whole)["bird"] in ("parrot", "owl")
 
 
+@pytest.mark.parametrize("form", [HUGGING_FACES, LLAMA_CPPS], ids=["huggingface_hub", "llama.cpp"])
+def test_a_schema_beside_json_object_is_followed(client, form):
+    assert complete(client, response_format=form).choices == complete(client, response_format=FORMAT).choices
+
+
 def test_any_object_will_do_without_a_schema(client):
     text = complete(client, response_format={"type": "json_object"}, logit_bias={}).choices[0].message.content
     assert text.startswith("{")
@@ -67,6 +74,9 @@ def test_responses_have_it_too(client):
     assert set(json.loads(client.responses.create(model="parrot", input=PLAIN[0], text=text).output_text)) == set(
         SCHEMA["required"]
     )
+    text["format"]["schema"] = {"type": "bogus"}
+    with pytest.raises(openai.BadRequestError, match="text.format: the schema cannot be followed"):
+        client.responses.create(model="parrot", input=PLAIN[0], text=text)
 
 
 def test_others_go_on_as_before_beside_it(client):

@@ -82,7 +82,14 @@ def test_the_next_turn_begins_with_the_ids_of_the_last_and_its_answer(parrot_dir
     for cache_bytes in (0, 1 << 30):
         backend = TorchBackend(model, tokenizer, {"max_new_tokens": 256}, rows=2, cache_bytes=cache_bytes)
         ask, history, before = Answers(backend), [Message("system", SYSTEM)], []
-        for (question, _), stop in ((CODE, ()), (PLAIN, ()), (WHO, "a"), (MARKDOWN, ()), (LONG, ()), (MARKDOWN, ())):
+        for (question, _), stop in (
+            (CODE, ()),
+            (PLAIN, ()),
+            (WHO, "a"),
+            (MARKDOWN, ()),
+            (LONG, ()),
+            ((LONG[1], ""), ()),
+        ):
             history.append(Message("user", question))
             prompt = prepare(tokenizer, history, context_tokens=CONTEXT, max_new_tokens=256)
             starts.clear()

@@ -49,6 +49,7 @@ def said(answer) -> str:
 
 def test_models_are_listed_and_told_one_by_one(client):
     (only,) = client.models.list().data
+    assert (only.athanor["context_tokens"], only.athanor["state"]) == (512, "idle") and only.athanor["parameters"] > 1e5
     assert (only.id, only.object, only.owned_by) == ("parrot", "model", "athanor")
     assert only.created > 1_700_000_000
     assert client.models.retrieve("parrot").id == "parrot"
@@ -244,6 +245,8 @@ def test_what_responses_cannot_do_is_refused_by_name(client):
         "previous_response_id": {"previous_response_id": "resp_1"},
         "tools": {"tools": [{"type": "web_search"}]},
         "function_call_output": {"input": [{"type": "function_call_output", "call_id": "a", "output": "b"}]},
+        "input.0.content: should be": {"input": [{"role": "user", "content": 5}]},
+        "response_format: .*text.format": {"extra_body": {"response_format": {"type": "json_object"}}},
     }.items():
         with pytest.raises(openai.BadRequestError, match=name):
             client.responses.create(**{"model": "parrot", "input": "a", **options})
@@ -254,6 +257,10 @@ def test_what_is_not_here_is_told_in_words(client, server):
         client.embeddings.create(model="parrot", input="a")
     with pytest.raises(openai.NotFoundError, match="/v1/chat/completions"):
         client.get("/assistants", cast_to=object)
+    with pytest.raises(openai.APIStatusError, match="use POST") as told:
+        client.get("/chat/completions", cast_to=object)
+    assert told.value.status_code == 405
+    assert json.loads(server.get("/v1/models/"))["data"][0]["id"] == "parrot"
 
 
 def test_what_only_describes_a_request_is_passed_over(client):
@@ -303,9 +310,22 @@ def test_errors_are_the_clients_own_kinds_and_readable(client):
         complete(client, "a", model="parot")
     with pytest.raises(openai.BadRequestError, match="temperature"):
         complete(client, temperature=-1)
+    for options, status, param, code in (
+        ({"model": "parot"}, 404, "model", "model_not_found"),
+        ({"temperature": -1}, 400, "temperature", None),
+        ({"logit_bias": {"99999": 1}}, 400, "logit_bias", None),  # its process says so
+        ({"extra_body": {"mirostat": 2}}, 400, "mirostat", "unsupported_parameter"),
+        ({"extra_body": {"temprature": 2}}, 400, "temprature", "unknown_parameter"),
+        ({"question": [{"role": "user"}, {"content": "a"}]}, 400, "messages.1.role", "missing_required_parameter"),
+        ({"question": "many words " * 2000}, 400, "messages", "context_length_exceeded"),
+    ):
+        with pytest.raises(openai.APIStatusError) as told:
+            complete(client, **options)
+        found = told.value.status_code, told.value.param, told.value.code, told.value.type
+        assert found == (status, param, code, "invalid_request_error")
     with pytest.raises(openai.BadRequestError, match="nobody asks anything"):
         complete(client, [{"role": "assistant", "content": "a"}])
-    with pytest.raises(openai.BadRequestError, match="does not fit into a context of 512"):
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 512 tokens"):
         complete(client, "many words " * 2000, stream=True)
 
 

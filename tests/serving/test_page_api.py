@@ -318,7 +318,7 @@ def test_a_chat_has_one_turn_at_a_time_and_others_go_on(world):
     with world.stream(chat, content="Hi", models=["endless"]) as events:
         next(events)
         refused = world.client.post(f"/api/chats/{chat}/answers", json={"content": "And?"})
-        assert refused.status_code == 409 and refused.json()["error"]["type"] == "busy"
+        assert refused.status_code == 409 and refused.json()["error"]["type"] == "invalid_request_error"
         assert world.ask(other, content="Hi")[-1]["user"]
         world.client.post(f"/api/chats/{chat}/stop", json={})
         assert world.ask(chat, content="And?")[-1]["user"]  # at once after a stop

@@ -218,7 +218,7 @@ def test_the_real_worker_reads_as_many_ids_and_answers_as_the_terminal_does(expo
         chat = Chat(backend, sampling={}, max_new_tokens=12, system=system)
         chat.turns = [one for one in messages[:-1] if one.role != "system"]
         if isinstance(answer, str):
-            assert "does not fit into a context of 512" in answer
+            assert "maximum context length is 512 tokens" in answer
             continue
         prompt = prepare(tokenizer, messages, context_tokens=CONTEXT, max_new_tokens=12)
         assert answer == (len(prompt.ids), "".join(chat.answer(messages[-1].content)))

@@ -324,6 +324,12 @@ def test_bytes_that_are_no_request_do_no_harm(server):
     assert answered(server)
 
 
+def test_head_is_answered_as_get(server):
+    for path in ("/", "/health", "/v1/models"):
+        answer = httpx2.head(server.url + path, timeout=PATIENCE)
+        assert answer.status_code == 200 and not answer.content and int(answer.headers["content-length"]) > 0
+
+
 def test_pages_that_load_from_elsewhere_are_not_there(app):
     assert {app("GET", path).status_code for path in ("/docs", "/redoc", "/openapi.json")} == {404}
 
@@ -379,8 +385,9 @@ def test_a_key_is_asked_where_models_and_chats_are(exports, tmp_path, source):
         if source == "file":
             return
         with openai.OpenAI(base_url=f"{live.url}/v1", api_key="wrong", max_retries=0) as client:
-            with pytest.raises(openai.AuthenticationError, match="an API key is needed"):
+            with pytest.raises(openai.AuthenticationError, match="not the server's API key") as told:
                 client.models.list()
+        assert told.value.code == "invalid_api_key" and "an API key is needed" in status(live.url + "/v1/models")[1]
 
 
 def test_another_loopback_address_answers_to_its_own_name(exports, tmp_path):
@@ -406,8 +413,9 @@ def test_another_loopback_address_answers_to_its_own_name(exports, tmp_path):
         ),
         (["--model", "/nowhere/at/all"], "--model /nowhere/at/all: no model, experiment or path of this name"),
         (["--host", "300.1.1.1"], "300.1.1.1"),
-        (["--port", "70000"], "70000"),
-        (["--api-key-file", "missing"], "missing: no key in this file. Fix: write the key into it"),
+        (["--model", "models/pretrain"], "Fix: athanor slots lists checkpoints, athanor shrink"),
+        (["--port", "70000"], "--port 70000: no number of a port. Fix: name one from 1 to 65535"),
+        (["--api-key-file", "missing"], "missing: there is no such file. Fix: write the key into it"),
         (["--api-key-file", "cyrillic"], "cyrillic: a key has ASCII letters, digits and signs, no blanks"),
         (["--history", "/proc/nothing/chat.sqlite3"], "/proc/nothing"),
     ],

@@ -215,6 +215,7 @@ def test_a_greeting_gives_way_to_the_first_question_that_says_more(store):
         answer = say(store, chat, answer, text)[1]
         titles.append(store.chat(chat)["title"])
     assert titles == ["hi", "How are you?", "What does 404 mean?", "What does 404 mean?"]
+    assert title_of("hi", "What is 3 + 4?", "What does 404 mean?") == "What is 3 + 4?"  # a sum says enough
     named = store.create(title="hi")["id"]
     say(store, named, None, "hello")
     say(store, named, None, "What does 404 mean?")

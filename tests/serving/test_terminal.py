@@ -227,7 +227,7 @@ def test_sampling_options_and_seeds(piped):
 
 def test_a_message_too_long_is_refused_and_the_chat_goes_on(piped):
     code, out, err = piped("word " * 30_000 + "\nhello\n", "--max-new-tokens", "9")
-    assert code == 0 and "does not fit" in err
+    assert code == 0 and "maximum context length is" in err
     assert out == piped("hello\n", "--max-new-tokens", "9")[1]
 
 
@@ -241,6 +241,9 @@ def test_no_export_says_how_to_make_one(piped, tmp_path):
     assert code == 1 and "make repro" in err and "nothing/here" in err
     code, _, err = piped("", model=tmp_path)
     assert code == 1 and "athanor.json" in err
+    (tmp_path / "model.gguf").touch()
+    code, _, err = piped("", model=tmp_path / "model.gguf")
+    assert code == 1 and "athanor serve takes GGUF files" in err
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_a_server_of_broken_models_tells_why_of_each_and_serves_the_others(broke
         for name, reason in REASONS.items():
             body = {"model": listed[f"parrot ({name})"]["id"], "messages": QUESTION}
             told = httpx2.post(f"{live.url}/v1/chat/completions", json=body, timeout=PATIENCE)
-            assert told.status_code == 503 and told.json()["error"]["type"] == "unavailable"
+            assert told.status_code == 503 and told.json()["error"]["type"] == "server_error"
             assert reason in told.json()["error"]["message"]
         well = {"model": listed["parrot (well)"]["id"], "messages": QUESTION}
         assert live.post("/v1/chat/completions", well)["choices"][0]["message"]["content"] == PLAIN[1]
@@ -89,7 +89,8 @@ def test_a_client_of_a_killed_worker_is_told_and_the_next_gets_a_new_one(broken)
             worker.kill()
             *_, last = lines
         error = json.loads(last[6:])["error"]
-        assert "was killed by signal 9" in error["message"] and error["type"] == "unavailable"
+        assert "was killed by signal 9" in error["message"] and set(error) == {"message", "type", "param", "code"}
+        assert error["type"] == "server_error"
         made = live.post("/v1/chat/completions", {"messages": QUESTION, "max_tokens": 3})
         assert made["usage"]["completion_tokens"] == 3
         assert live.workers() != [worker]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from athanor.base.errors import InputError
-from athanor.decoding.prompting import fit
+from athanor.decoding.prompting import TOO_LONG, fit
 from athanor.text.conversations import Message
 from athanor.tokenizer.chat import prompt_ids
 from athanor.tokenizer.tokenizer import Tokenizer
@@ -106,7 +106,8 @@ def refuse_steering(request: Request, backend: str, but: Sequence[str] = ()) -> 
     """InputError if the request wants what only the torch backend does, `but` for some."""
     for name in [name for name in request.steering if name not in but]:
         fix = "leave it out, or ask the model's exact weights (backend torch)"
-        raise InputError(f"{backend} does not do this here", where=name, fix=fix)
+        field = "response_format" if name == "json_schema" else name
+        raise InputError(f"{backend} does not do this here", where=field, fix=fix)
 
 
 class Stops:
@@ -177,10 +178,10 @@ def prepare(
 
 def text_prompt(ids: list[int], vocab_size: int, context_tokens: int, max_new_tokens: int) -> Prompt:
     """A text to go on with; InputError for one that does not fit, or ids that are not the model's."""
-    if not 0 < len(ids) < context_tokens:
-        raise InputError(
-            f"a text of {len(ids)} tokens does not fit into a context of {context_tokens}", fix="shorten the prompt"
-        )
+    if not ids:
+        raise InputError("it is empty", where="prompt", fix="send a text, or ids")
+    if len(ids) >= context_tokens:
+        raise InputError(f"{TOO_LONG} {context_tokens} tokens, and the prompt has {len(ids)}", fix="shorten the prompt")
     if max(ids) >= vocab_size:
         raise InputError(f"there is no token {max(ids)}", where="prompt", fix=f"ids are 0 to {vocab_size - 1}")
     return Prompt(ids, min(max_new_tokens, context_tokens - len(ids)), 0)

@@ -29,13 +29,30 @@ def checked(schema: Mapping[str, Any]) -> dict[str, Any]:
         from llguidance import LLMatcher
     except ImportError:
         raise InputError("JSON needs a grammar engine", where=WHERE, fix=INSTALL) from None
-    laid_out = {**schema, "x-guidance": LAYOUT}
+    laid_out = {**_closed(schema), "x-guidance": LAYOUT}
     reason = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(laid_out)))
     if reason and not reason.startswith("WARNING"):
         raise InputError(
             f"the schema cannot be followed ({' '.join(reason.split())[:300]})", where=WHERE, fix="make it simpler"
         )
     return laid_out
+
+
+def _closed(schema: Any) -> Any:
+    """The schema, where objects with named properties have no others unless it says so: as llama.cpp understands it.
+
+    A small model would go on with names of its own for ever.
+    """
+    if isinstance(schema, list):
+        return [_closed(part) for part in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    closed = {name: part if name == "allOf" else _closed(part) for name, part in schema.items()}
+    return (
+        {"additionalProperties": False, **closed}
+        if "properties" in schema and schema.get("type") == "object"
+        else closed
+    )
 
 
 class Grammars:

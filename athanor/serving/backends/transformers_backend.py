@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from athanor.base.artifacts import MANIFEST
 from athanor.base.errors import AthanorError, InputError
 from athanor.model.device import limit_memory
 from athanor.serving.backends.base import (
@@ -276,8 +275,6 @@ def _load(folder: Path, device: torch.device) -> tuple[Any, Any]:
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:300]
         fix = "fetch it again; it needs config.json, a tokenizer and *.safetensors"
-        if (folder / MANIFEST).is_file():
-            fix = "weights of a stage are no export: athanor slots lists checkpoints, athanor shrink ID FOLDER exports one"
         raise InputError(f"transformers cannot load it ({reason})", where=str(folder), fix=fix) from None
     # transformers invents missing weights; all it does is log.
     for kind in ("missing_keys", "mismatched_keys"):
