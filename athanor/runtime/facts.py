@@ -38,7 +38,8 @@ def provenance(root: Path, params: Mapping[str, Any]) -> dict[str, Any]:
     branch = git(root, "symbolic-ref", "--short", "-q", "HEAD") or "detached"
     experiment = os.environ.get("DVC_EXP_NAME", "")
     baseline = os.environ.get("DVC_EXP_BASELINE_REV") or commit or "uncommitted"
-    dirty = git(root, "status", "--porcelain", "--untracked-files=no", "--", "*.py", "*.c", "params.yaml", "dvc.yaml")
+    files = ["*.py", "*.c", "dvc.yaml"] + ([] if experiment else ["params.yaml"])  # in one, -S edits params.yaml
+    dirty = git(root, "status", "--porcelain", "--untracked-files=no", "--", *files)
     return {
         "commit": commit,
         "branch": branch,

@@ -27,10 +27,10 @@ VIEW = "athanor"  # of the list of runs: `viewStateShareKey` in its address
 FIXED = ("0", "attributes.`Run Name`", "runDateAndNestInfo", "duration")  # the list begins with them in any case
 COLUMNS = {  # of the list, and how wide they are
     "tags.`health`": 80,
+    "tags.`athanor.changed`": 260,  # what tells the runs of a sweep apart
     "metrics.`eval.accuracy`": 110,
     "metrics.`eval.sft_bpb`": 180,
     "metrics.`sft.loss`": 110,
-    "tags.`athanor.changed`": 260,
 }
 NOTE, NOTE_DIGEST = "mlflow.note.content", "mlflow.athanor.note"  # MLflow shows no tags of its own
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"

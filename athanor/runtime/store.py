@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import functools
 import hashlib
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -118,3 +119,8 @@ def delivery(folder: Path) -> dict[str, Any]:
 def _read(path: Path, inode: int, changed_ns: int) -> dict[str, Any]:
     """Shippers look at every run each second; a file that did not change is read once."""
     return read_json(path)
+
+
+def without_traceback(record: logging.LogRecord) -> bool:
+    """A filter of log records. MLflow logs a database error with its traceback and raises it; the shipper reports it."""
+    return not record.exc_info

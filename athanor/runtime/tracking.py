@@ -32,6 +32,7 @@ from athanor.runtime.store import (
     identity,
     make_tables,
     store_lock,
+    without_traceback,
 )
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Tracker:
         with store_lock(uri):
             from mlflow.tracking import MlflowClient
 
-            logging.getLogger("mlflow.store.db.utils").addFilter(_without_traceback)
+            logging.getLogger("mlflow.store.db.utils").addFilter(without_traceback)
             path = database(uri)
             if path is not None and not path.exists():
                 make_tables(path)
@@ -105,8 +106,9 @@ class Tracker:
         if goes_on:
             self.client.set_tag(run_id, "athanor.resumed", str(meta["resumed"]))
         if begins:
+            at_work(self.client, run_id)
             with store_lock(self.uri):
-                at_work(self.client, run_id, self._parent(meta))
+                self._update_parent(self._parent(meta))
         state |= {"closed": False, "dead": False, "resumed": meta["resumed"]}
         for health in self._metrics(run_id, meta, folder / "journal.jsonl", state):
             worst = max(health, state.get("health", ""), key=overview.HEALTH.index)
@@ -339,12 +341,7 @@ class Tracker:
             tags |= {overview.NOTE: text[:TAG_CHARS], overview.NOTE_DIGEST: digest(text[:TAG_CHARS])}
         self._send(parent_id, tags=[RunTag(key, value) for key, value in tags.items()])
         if any(run.info.status == "RUNNING" for run in children):
-            self.client.update_run(parent_id, status="RUNNING")
+            at_work(self.client, parent_id)
         elif children:
             last = max(children, key=lambda run: run.info.end_time or 0)
             self.client.set_terminated(parent_id, status=last.info.status, end_time=last.info.end_time)
-
-
-def _without_traceback(record: logging.LogRecord) -> bool:
-    """A filter of log records. MLflow logs a database error with its traceback and raises it; the shipper reports it."""
-    return not record.exc_info

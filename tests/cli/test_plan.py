@@ -164,7 +164,7 @@ def test_plan_says_what_repro_does(repo, case):
         assert not again.work and "Nothing to do" in as_text(again)
 
 
-def test_reasons_name_what_changed(repo):
+def test_reasons_name_what_changed(repo, monkeypatch):
     toy.set_param(repo, "a.value", 4)
     toy.set_param(repo, "b.more", [7])
     (repo / "c.py").write_text("changed")
@@ -174,6 +174,9 @@ def test_reasons_name_what_changed(repo):
     assert "code changed: c.py" in text and "command: python b.py b a/main.txt -> python b.py b  a/main.txt" in text
     assert "made anew before it: b/part.txt, a/main.txt, a.json" in text
     assert "3 run" in text.splitlines()[-1] and "no past run" in text
+    toy.set_param(repo, "a.value", "long " * 40)
+    monkeypatch.setattr("athanor.cli.plan.simulate._short_value", str)
+    assert max(map(len, as_text(make_plan(repo)).splitlines())) <= 100
 
 
 def test_a_stage_that_never_ran_is_marked(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from athanor.runtime import overview
-from athanor.runtime.facts import flatten
+from athanor.runtime.facts import flatten, provenance
 from athanor.runtime.presets import values
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,3 +72,14 @@ def test_a_commit_has_a_page_where_origin_is_on_the_web(monkeypatch, remote):
     monkeypatch.setattr(overview, "git", lambda *_: remote)
     page = f"https://example.org/me/it/commit/{COMMIT}" if "example" in remote else ""
     assert overview._commit_page(ROOT, COMMIT) == page
+
+
+@pytest.mark.parametrize(
+    ("file", "experiment", "dirty"), [("params.yaml", "", True), ("params.yaml", "e", False), ("a.py", "e", True)]
+)
+def test_what_dvc_writes_for_an_experiment_is_no_dirt(tmp_path, monkeypatch, file, experiment, dirty):
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    (tmp_path / file).write_text("a: 1")
+    subprocess.run(["git", "-C", tmp_path, "add", file], check=True)
+    monkeypatch.setenv("DVC_EXP_NAME", experiment)
+    assert provenance(tmp_path, {})["dirty"] is dirty
