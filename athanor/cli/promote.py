@@ -132,7 +132,9 @@ def _register(client: MlflowClient, folder: Path, maker: Run, digest: str) -> st
             card = client.download_artifacts(maker.info.run_id, "MODEL_CARD.md", scratch)
             text = Path(card).read_text(encoding="utf-8")
         network = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
-        network.name_or_path = f"models:/{NAME}"  # answers tell it: no path of this machine, nor a name that a hub may have
+        network.name_or_path = (
+            f"models:/{NAME}"  # answers tell it: no path of this machine, nor a name that a hub may have
+        )
         logged = Model.log(
             artifact_path=None,
             name=NAME,
