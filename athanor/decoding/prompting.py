@@ -50,7 +50,7 @@ def fit(
     tokens = size(without_oldest(fitting))
     if tokens >= context_tokens:
         raise InputError(
-            f"{TOO_LONG} {context_tokens} tokens, and the prompt has {tokens}",
+            f"{TOO_LONG} {context_tokens} tokens, and a prompt of {tokens} does not fit",
             fix="shorten the message or the system message",
         )
     if tokens + reserve_tokens > context_tokens:

@@ -7,9 +7,10 @@ import json
 import pytest
 import torch
 
+from athanor.hardware import profile
 from athanor.runtime.hooks import rates, with_rates
 
-PROFILE = {"schema": 1, "products": {"gflops": {"fp32": {"ceiling": 1e6}}}}
+PROFILE = {"schema": profile.SCHEMA, "products": {"gflops": {"fp32": {"ceiling": 1e6}}}}
 TIMINGS = {"model_gflops": 500_000.0, "tokens_per_second": 1e5}
 
 

@@ -413,7 +413,6 @@ def test_another_loopback_address_answers_to_its_own_name(exports, tmp_path):
         ),
         (["--model", "/nowhere/at/all"], "--model /nowhere/at/all: no model, experiment or path of this name"),
         (["--host", "300.1.1.1"], "300.1.1.1"),
-        (["--model", "models/pretrain"], "Fix: athanor slots lists checkpoints, athanor shrink"),
         (["--port", "70000"], "--port 70000: no number of a port. Fix: name one from 1 to 65535"),
         (["--api-key-file", "missing"], "missing: there is no such file. Fix: write the key into it"),
         (["--api-key-file", "cyrillic"], "cyrillic: a key has ASCII letters, digits and signs, no blanks"),
