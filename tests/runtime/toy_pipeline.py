@@ -113,12 +113,13 @@ GRAPH = """stages:
 
 
 def place_stages(folder: Path, graph: str = "", **stages: str) -> None:
-    """A working directory with these stages, micro's params and this `dvc.yaml`."""
+    """A working directory with these stages, micro's params and, if there is one, this `dvc.yaml`."""
     (folder / "stages").mkdir(parents=True)
     for name, code in (("__init__", ""), *stages.items()):
         (folder / "stages" / f"{name}.py").write_text(code)
     (folder / "params.yaml").write_text(presets.complete(ROOT / "presets" / "micro.yaml"))
-    (folder / "dvc.yaml").write_text(graph)
+    if graph:
+        (folder / "dvc.yaml").write_text(graph)
 
 
 class Step(NamedTuple):
