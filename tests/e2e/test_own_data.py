@@ -145,7 +145,7 @@ def test_a_changed_note_makes_download_run_and_an_undone_edit_nothing(walk):
     walk.follow("Change a note")
     assert note.read_bytes() != before
     said = walk.said["Change a note"]
-    assert re.search(r"download +run *\n *- file corpus changed", said) and re.search(r"clean +follows", said)
+    assert re.search(r"download +run .*\n(  .*\n)*  - file corpus changed", said) and re.search(r"clean +follows", said)
     note.write_bytes(before)
     assert walk.clone.run("bash", "-c", "athanor plan").returncode == 0
 
