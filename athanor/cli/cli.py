@@ -17,6 +17,7 @@ COMMANDS = {  # name: arguments, what it does
     "repro": ("[--max-minutes N] [--supervise]", "build what is missing or changed; a summary"),
     "new": ("FOLDER [--write]", "look at a folder of text; its lines of params.yaml"),
     "plan": ("[TARGET ...] [--json]", "what dvc repro would do, why, how long"),
+    "recipe": ("--hours H | --tokens N", "a recipe for the time you have, and its forecast"),
     "summary": ("[--all]", "what the pipeline made"),
     "compare": ("A B", "two experiments or revisions: parameters, scores, noise"),
     "data": ("peek | report | trace ID", "look at the data: documents, a page, one's way"),
@@ -44,9 +45,9 @@ COMMANDS = {  # name: arguments, what it does
     "bench": ("hardware [--again]", "measure this machine for the model; once"),
 }
 FIRST = {  # what `athanor --help` shows, in this order; the others are listed by `athanor help --all`
-    "Build": ("new", "repro", "plan", "summary", "stop", "preset"),
+    "Build": ("new", "recipe", "repro", "plan", "summary", "stop", "preset"),
     "Look at it": ("data", "compare", "health", "ui", "doctor"),
-    "Use it": ("serve", "chat", "verify", "promote"),
+    "Use it": ("serve", "chat", "promote"),
 }
 OF_DEVELOPERS = ("accept", "bench", "deps", "ship")
 MODULE_NAMES = {  # modules that have another name than their command

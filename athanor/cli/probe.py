@@ -18,13 +18,13 @@ from athanor.base.artifacts import read_json, write_text
 from athanor.base.strict import read_yaml
 from athanor.cli import side
 from athanor.cli.cli import positive
-from athanor.cli.recipe import Recipe, check, derive, table
 from athanor.cli.render import fill_template
 from athanor.runtime import dvc_lock
 from athanor.runtime.closure import SIDE
 from athanor.runtime.facts import flatten
 from athanor.runtime.run import PARAMS
 from athanor.runtime.schema import check_file
+from athanor.sizing.optimiser import Recipe, check, derive, table
 
 LEFT, RIGHT, TOP, BOTTOM = 70, 620, 40, 345  # of the picture's frame, see templates/probe.svg.j2
 STAGE_FILE = Path(SIDE) / "lr.yaml"

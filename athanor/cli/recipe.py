@@ -1,214 +1,201 @@
-"""What batch, learning rate, weight decay and betas mean together, in tokens.
+"""One dial: from the hours you have (or tokens, parameters, disk) to a recipe for this machine or another.
 
-Pure functions. The numbers of a recipe only mean something relative to each
-other: a beta is a memory in steps, and a step is as long as the batch; weight
-decay forgets at the rate lr * weight_decay. `measures` puts all of them on one
-scale, `check` says which are out of line, `derive` carries a recipe to another
-batch, model or length.
+    athanor recipe --hours 0.25                     for this machine, which is measured for a quarter of a minute
+    athanor recipe --hours 8 --device "rtx 4090" --from plasma-1.1 --save night
+
+The text and the conversations are those of params.yaml, or of the preset that --from names; sources of the hub are cut to
+what the recipe reads. What follows from published laws and our measurements: shape, context, tokens, batch, rates, epochs of
+fine-tuning. --write puts the lines into params.yaml; --save NAME keeps them as presets/NAME.yaml, for `athanor preset use`.
+docs/recipe.md says what the forecast was worth.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
-import math
-from dataclasses import dataclass
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
-# Half-lives of beta2. Tuned recipes of billions of tokens have 5 to 50 million tokens (Marek et al. 2025,
-# arXiv:2507.07101), 0.1 % to 1 % of the run; a short run needs a larger share to average over a few steps at all.
-MIN_HALF_LIFE, MAX_HALF_LIFE = 0.005, 0.10  # of the run
-ENOUGH_TOKENS, MANY_TOKENS = 5_000_000, 50_000_000
-FEW_STEPS = 14  # 0.95, which is usual at large batches, is never called too long
-# Timescales of weight decay, of the run. The best one falls as tokens per parameter rise, with an exponent of about a
-# half (Bergsma et al. 2025, arXiv:2505.13738): from USUAL_TOKENS per parameter on the lower limit falls with it.
-MIN_TAU, MAX_TAU, USUAL_TOKENS = 0.1, 3.0, 20
-MAX_WARMUP = 0.2
-MIN_STEPS = 100
-# The best learning rate falls with the size of the model (Li et al. 2025, arXiv:2503.04715), and at one batch with the
-# length of the run (Bjorck et al. 2025, arXiv:2409.19913).
-LR_PARAMETERS, LR_TOKENS = -0.713, -0.32
+from athanor.base.artifacts import write_text
+from athanor.base.errors import ParamsError, suggest
+from athanor.base.strict import read_yaml
+from athanor.cli.cli import positive
+from athanor.cli.render import fill_template
+from athanor.runtime import presets
+from athanor.runtime.dvc_view import edited_yaml
+from athanor.runtime.machine import machine
+from athanor.runtime.progress import duration
+from athanor.runtime.schema import check_values
+from athanor.sizing import devices
+from athanor.sizing.data import Data, data_of
+from athanor.sizing.lines import Key, lines_of
+from athanor.sizing.memory import parts
+from athanor.sizing.solve import Recipe, Speed, Wish, choose
+from athanor.training.pretrain_params import PretrainParams
 
-
-@dataclass(frozen=True)
-class Recipe:
-    """A pretraining run as far as the optimiser goes; `parameters` 0 where the model's size is not known."""
-
-    tokens: int
-    batch_tokens: int
-    lr: float
-    beta1: float
-    beta2: float
-    weight_decay: float
-    warmup_tokens: int
-    parameters: int = 0
-
-    @property
-    def steps(self) -> int:
-        return max(1, self.tokens // self.batch_tokens)
+PARAMS, FOLDER = Path("params.yaml"), Path("presets")
+GB = 1e9
+SEVERAL = (2, 4, 8)  # devices whose share of the memory is told
+ERRORS = {"hours": 0.2, "bits_per_byte": 0.05}  # what the forecast was off at most (docs/recipe.md)
 
 
-@dataclass(frozen=True)
-class Measures:
-    """A recipe in tokens, or as a share of the run where the name says so; infinite where nothing is forgotten."""
-
-    steps: int
-    tokens_per_parameter: float | None
-    beta1_half_life: float
-    beta2_half_life: float
-    beta2_share: float
-    tau: float
-    tau_share: float
-    warmup: int
-    warmup_share: float
-
-
-def half_life(beta: float, batch_tokens: int) -> float:
-    """Tokens after which a gradient counts half in a moving average: a step is `batch_tokens` long."""
-    if beta <= 0.0:
-        return 0.0
-    return batch_tokens * math.log(2) / -math.log(beta) if beta < 1.0 else math.inf
-
-
-def beta_for(half_life_tokens: float, batch_tokens: int) -> float:
-    """The beta with this half-life in tokens at this batch: the inverse of `half_life`."""
-    return 2.0 ** (-batch_tokens / half_life_tokens) if half_life_tokens > 0.0 else 0.0
-
-
-def timescale(lr: float, weight_decay: float, batch_tokens: int) -> float:
-    """Tokens over which AdamW's weights average its updates (Wang & Aitchison 2024, arXiv:2405.13698)."""
-    rate = lr * weight_decay
-    return batch_tokens / rate if rate > 0.0 else math.inf
-
-
-def measures(recipe: Recipe) -> Measures:
-    beta2 = half_life(recipe.beta2, recipe.batch_tokens)
-    tau = timescale(recipe.lr, recipe.weight_decay, recipe.batch_tokens)
-    return Measures(
-        steps=recipe.steps,
-        tokens_per_parameter=recipe.tokens / recipe.parameters if recipe.parameters else None,
-        beta1_half_life=half_life(recipe.beta1, recipe.batch_tokens),
-        beta2_half_life=beta2,
-        beta2_share=beta2 / recipe.tokens,
-        tau=tau,
-        tau_share=tau / recipe.tokens,
-        warmup=recipe.warmup_tokens,
-        warmup_share=recipe.warmup_tokens / recipe.tokens,
+def options(parser: argparse.ArgumentParser) -> None:
+    number = positive(float)
+    parser.add_argument("--hours", type=number, help="for all stages together")
+    parser.add_argument("--tokens", type=number, help="of pretraining; 2e9 is fine")
+    parser.add_argument("--params", type=number, help="parameters at most; 1e8 is fine")
+    parser.add_argument("--disk", type=number, metavar="GB", help="that text and checkpoints may take")
+    parser.add_argument("--device", metavar="NAME", help=f"another device: {', '.join(devices.names())}")
+    parser.add_argument("--count", type=positive(int), default=1, metavar="N", help="how many of --device")
+    parser.add_argument(
+        "--from", dest="base", metavar="PRESET", help="whose text and conversations; default: params.yaml"
     )
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--write", action="store_true", help="put the lines into params.yaml")
+    output.add_argument("--save", metavar="NAME", help="keep them as presets/NAME.yaml")
+    output.add_argument("--json", action="store_true", help="for scripts")
 
 
-def half_life_range(recipe: Recipe) -> tuple[float, float]:
-    """Half-lives of beta2, in tokens, that fit the run's length and its batch."""
-    low = min(MIN_HALF_LIFE * recipe.tokens, ENOUGH_TOKENS)
-    return low, max(min(MAX_HALF_LIFE * recipe.tokens, MANY_TOKENS), FEW_STEPS * recipe.batch_tokens)
-
-
-def min_tau(recipe: Recipe) -> float:
-    """The shortest timescale of weight decay that is not out of line, as a share of the run."""
-    ratio = recipe.tokens / recipe.parameters if recipe.parameters else USUAL_TOKENS
-    return MIN_TAU * min(1.0, math.sqrt(USUAL_TOKENS / ratio))
-
-
-def derive(
-    recipe: Recipe, *, batch_tokens: int | None = None, tokens: int | None = None, parameters: int | None = None
-) -> Recipe:
-    """The recipe for another batch, length or model, with what the optimiser remembers kept in tokens.
-
-    Batch: lr by the square root (Malladi et al. 2022, arXiv:2205.10092), beta2 by its half-life in tokens and beta1
-    as it is (Marek et al. 2025). Model and length: lr by powers of their ratios; warmup keeps its share, and beta2's
-    half-life what it is as far as that fits the run. Weight decay follows from all of them, so that tau stays the
-    same share of the run (Wang & Aitchison 2024). A place to start a probe from, not an end: the exponents were
-    fitted on models of 50 million parameters and more.
-    """
-    batch, length = batch_tokens or recipe.batch_tokens, tokens or recipe.tokens
-    lr = recipe.lr * math.sqrt(batch / recipe.batch_tokens) * (length / recipe.tokens) ** LR_TOKENS
-    if parameters and recipe.parameters:
-        lr *= (parameters / recipe.parameters) ** LR_PARAMETERS
-    measured = measures(recipe)
-    derived = dataclasses.replace(
-        recipe,
-        tokens=length,
-        batch_tokens=batch,
-        lr=lr,
-        weight_decay=batch / (lr * measured.tau_share * length) if math.isfinite(measured.tau_share) else 0.0,
-        warmup_tokens=round(recipe.warmup_tokens * length / recipe.tokens),
-        parameters=parameters or recipe.parameters,
+def run(args: argparse.Namespace) -> int:
+    if args.write and args.base:
+        fix = "--save NAME, then athanor preset use NAME"
+        raise ParamsError("--write edits params.yaml, and --from begins with another file", where="--write", fix=fix)
+    values = _values(args.base)
+    built = check_values(values)
+    wish = Wish(
+        args.hours, *(value and int(value) for value in (args.tokens, args.params, args.disk and args.disk * GB))
     )
-    half_life_tokens = measured.beta2_half_life
-    if length != recipe.tokens:
-        low, high = half_life_range(derived)
-        half_life_tokens = min(max(half_life_tokens, low), high)
-    return dataclasses.replace(derived, beta2=beta_for(half_life_tokens, batch))
-
-
-def check(recipe: Recipe) -> list[str]:
-    """What is out of line, in words that name the parameter and a value that is not; empty when nothing is."""
-    measured = measures(recipe)
-    if measured.steps < MIN_STEPS:  # a little text, or a trial: too short for any of this to mean anything
-        return []
-    problems = []
-    low, high = half_life_range(recipe)
-    if not low <= measured.beta2_half_life <= high:
-        target = max(math.sqrt(low * high), FEW_STEPS * recipe.batch_tokens)
-        short = "short: the second moment follows the noise of a few batches"
-        problems.append(
-            f"beta2 {recipe.beta2:.6g} has a half-life of {_count(measured.beta2_half_life)} tokens, "
-            f"{_share(measured.beta2_share)} of the run, which is {short if measured.beta2_half_life < low else 'long'}. "
-            f"{_count(low)} to {_count(high)} fit, beta2 {_beta(beta_for(target, recipe.batch_tokens))} for instance"
+    data = data_of(Path.cwd(), built)
+    if args.device:
+        speed: Speed = devices.find(args.device, args.count)
+        recipe = choose(wish, data, speed)
+    else:
+        recipe, speed = _measured(wish, data, built["pretrain"])
+    lines = lines_of(recipe, values, data)
+    check_values(_with(values, lines))
+    facts = _facts(recipe, speed, data)
+    if args.json:
+        print(
+            json.dumps({**facts, "lines": {".".join(map(str, key)): value for key, value in lines.items()}}, indent=2)
         )
-    lowest = min_tau(recipe)
-    # Above MAX_TAU it hardly acts, which does no harm in a short run; forgetting does.
-    if recipe.weight_decay and measured.tau_share < lowest:
-        fitting = recipe.batch_tokens / (recipe.lr * lowest * recipe.tokens)
-        problems.append(
-            f"weight_decay {recipe.weight_decay:.3g} forgets most of the run at this lr and batch (timescale "
-            f"{measured.tau_share:.2g} of the run, {lowest:.2g} to {MAX_TAU:g} fit): lower it to {fitting:.2g}"
+        return 0
+    text = fill_template(
+        "recipe.txt.j2", **facts, recipe=recipe, lines=_nested(lines), duration=duration, errors=ERRORS
+    )
+    print(text, end="")
+    if args.save:
+        path = FOLDER / f"{args.save}.yaml"
+        write_text(path, _preset(args, facts, lines))
+        print(f"\nkept as {path}: athanor preset use {args.save}")
+    elif args.write:
+        write_text(PARAMS, edited_yaml(PARAMS.read_text(encoding="utf-8"), lines))
+        print("\nwritten to params.yaml; `athanor plan` says what would run, `athanor repro` runs it")
+    else:
+        print(
+            "\n--write puts these lines into params.yaml" if not args.base else "\n--save NAME keeps them as a preset"
         )
-    if measured.warmup_share > MAX_WARMUP:
-        problems.append(
-            f"warmup_tokens {_count(measured.warmup)} are {_share(measured.warmup_share)} of the run (more than "
-            f"{MAX_WARMUP:.0%}): lower it to {_count(MAX_WARMUP * recipe.tokens)}"
-        )
-    elif measured.warmup < measured.beta2_half_life <= MAX_WARMUP * recipe.tokens:
-        problems.append(
-            f"warmup_tokens {_count(measured.warmup)} are fewer than beta2's half-life of "
-            f"{_count(measured.beta2_half_life)}: the full rate comes before the second moment has settled; raise it"
-        )
-    return problems
+    return 0
 
 
-def table(recipe: Recipe) -> list[str]:
-    """The measures as lines of text."""
-    measured = measures(recipe)
-    rows = [
-        ("steps", f"{measured.steps:,}", f"{_count(recipe.batch_tokens)} tokens each"),
-        ("beta1 half-life", _count(measured.beta1_half_life), _share(measured.beta1_half_life / recipe.tokens)),
-        ("beta2 half-life", _count(measured.beta2_half_life), _share(measured.beta2_share)),
-        ("weight decay tau", _count(measured.tau), _share(measured.tau_share)),
-        ("warmup", _count(measured.warmup), _share(measured.warmup_share)),
-    ]
-    lines = [f"{'':<18} {'tokens':>10}  share of the run"]
-    lines += [f"{name:<18} {value:>10}  {note}" for name, value, note in rows]
-    if measured.tokens_per_parameter is not None:
-        per = f"{measured.tokens_per_parameter:.3g}"
-        lines.append(f"{'per parameter':<18} {per:>10}  {_count(recipe.parameters)} parameters")
-    return lines
+def _values(base: str | None) -> dict[str, Any]:
+    if base is None:
+        return read_yaml(PARAMS)
+    if base not in (known := presets.names(FOLDER)):
+        raise ParamsError(f"no preset '{base}'", where="--from", fix=suggest(base, known))
+    return presets.values(FOLDER / f"{base}.yaml")
 
 
-def _count(tokens: float) -> str:
-    """A number of tokens as text with three digits and a unit, such as 1.25 M."""
-    if not math.isfinite(tokens):
-        return "never"
-    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if tokens >= size:
-            return f"{tokens / size:.3g} {unit}"
-    return f"{tokens:.3g}"
+def _measured(wish: Wish, data: Data, pretrain: PretrainParams) -> tuple[Recipe, Speed]:
+    """The recipe for this machine: choose, measure the shape that was chosen, until it is a measured one."""
+    from athanor.sizing.shapes import LADDER
+    from athanor.sizing.speed import Measured
+
+    print("measuring training steps on this machine", file=sys.stderr)
+    speed = Measured(machine(), pretrain)
+    first = LADDER[1] if speed.on_cpu else LADDER[6]
+    speed.measure(first.config(data.vocab_size or 16_384, 256), 2048)
+    while not speed.is_measured((recipe := choose(wish, data, speed)).config):
+        speed.measure(recipe.config, recipe.batch_tokens)
+    speed.keep()
+    return recipe, speed
 
 
-def _share(value: float) -> str:
-    if value > 2:
-        return f"{value:.3g} times the run"
-    return f"{100 * value:.2g} %" if value < 0.995 else f"{100 * value:.0f} %"
+def _facts(recipe: Recipe, speed: Speed, data: Data) -> dict[str, Any]:
+    footprint = speed.footprint(recipe.config, recipe.batch_tokens)
+    one = speed.memory(recipe.config, footprint)
+    hours = recipe.total_seconds / 3600
+    return {
+        "device": speed.name,
+        "parameters": recipe.config.parameter_count(),
+        "tokens": recipe.tokens,
+        "sft_tokens": int(recipe.sft_epochs * data.sft_tokens),
+        "tokens_per_second": recipe.tokens / (recipe.seconds["pretrain"]),
+        "passes": recipe.tokens / data.unique_tokens,
+        "seconds": recipe.seconds,
+        "hours": hours,
+        "bits_per_byte": recipe.bits_per_byte,
+        "law": data.law.source,
+        "memory_bytes": dataclasses.asdict(one),
+        "memory_total": one.total,
+        "memory_shared": {count: parts(recipe.config, footprint, count).total for count in SEVERAL}
+        if speed.accelerator
+        else {},
+        "disk_bytes": recipe.disk_bytes,
+        "watts": speed.watts,
+        "kwh": hours * speed.watts / 1000,
+    }
 
 
-def _beta(beta: float) -> str:
-    """A beta as text, with enough digits to tell it from 1."""
-    return f"{beta:.{max(2, 1 - math.floor(math.log10(1 - beta)))}f}"
+def _nested(lines: Mapping[Key, Any]) -> str:
+    """Lines as YAML; entries of lists by their number are left to the preset's text, which has them whole."""
+    from dvc.utils.serialize import dumps_yaml
+
+    nested: dict[str, Any] = {}
+    for key, value in lines.items():
+        if not any(isinstance(part, int) for part in key):
+            inner = nested
+            for part in key[:-1]:
+                inner = inner.setdefault(part, {})
+            inner[key[-1]] = value
+    return str(dumps_yaml(nested))
+
+
+def _with(values: Mapping[str, Any], lines: Mapping[Key, Any]) -> dict[str, Any]:
+    copy = json.loads(json.dumps(values))
+    for (*path, last), value in lines.items():
+        inner = copy
+        for part in path:
+            inner = inner[part]
+        inner[last] = value
+    return copy
+
+
+def _preset(args: argparse.Namespace, facts: Mapping[str, Any], lines: Mapping[Key, Any]) -> str:
+    """An overlay on the preset of --from (or the default): entries of lists are named, with what differs."""
+    from dvc.utils.serialize import dumps_yaml
+
+    base = args.base or presets.DEFAULT
+    values = presets.values(FOLDER / f"{base}.yaml")
+    overlay: dict[str, Any] = {} if base == presets.DEFAULT else {"base": base}
+    for key, value in lines.items():
+        number = next((index for index, part in enumerate(key) if isinstance(part, int)), None)
+        inner = overlay
+        for part in key[: -1 if number is None else number - 1]:
+            inner = inner.setdefault(part, {})
+        if number is None:
+            inner[key[-1]] = value
+            continue
+        entries = inner.setdefault(key[number - 1], [{"name": entry["name"]} for entry in values[key[0]][key[1]]])
+        entries[key[number]][key[-1]] = value
+    wish = " ".join(
+        f"--{name} {getattr(args, name):g}" for name in ("hours", "tokens", "params", "disk") if getattr(args, name)
+    )
+    device = f" --device '{args.device}'" if args.device else ""
+    head = (
+        f"# {facts['parameters']:,} parameters on {facts['tokens']:,} tokens: {duration(3600 * facts['hours'])} on {facts['device']}.\n"
+        f"# By athanor recipe {wish}{device} --from {base}; docs/recipe.md says what its forecast is worth.\n"
+    )
+    return head + str(dumps_yaml(overlay))

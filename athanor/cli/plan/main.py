@@ -1,6 +1,6 @@
 """What the next `dvc repro` would do, why, and how long it will take.
 
-    python -m athanor plan [TARGET ...] [--json]
+    python -m athanor plan [TARGET ...] [--measure] [--json]
 
 keep      the stage is up to date
 restore   its outputs are taken from DVC's cache or run-cache
@@ -9,7 +9,8 @@ follows   an input is made anew; the command runs unless the bytes come out as D
 
 Times come from the finished runs of this machine; "±" is the median error of
 forecasting each of them from those before it, "(as before)" means that the size
-of the input is not known yet. Nothing is changed: no file, no lock, no cache.
+of the input is not known yet, "(not yet run)" that training steps were timed
+(`--measure`, `athanor recipe`). Nothing is changed: no file, no lock, no cache.
 
 Exit status: 0 nothing to do, 10 something would run or be restored, 1 an error, 2 a mistake in params.yaml or
 in the arguments.
@@ -39,7 +40,15 @@ from athanor.base.errors import AthanorError, GateError, ParamsError
 from athanor.cli import probe
 from athanor.cli.battery_gate import check_battery
 from athanor.cli.corpus_gate import check_corpus
-from athanor.cli.plan.forecast import STAGES, Forecast, RunHistory, code_questions, forecast, training_of
+from athanor.cli.plan.forecast import (
+    STAGES,
+    Forecast,
+    RunHistory,
+    before_first_run,
+    code_questions,
+    forecast,
+    training_of,
+)
 from athanor.cli.plan.simulate import FOLLOWS, KEEP, RESTORE, RUN, Step, simulate
 from athanor.cli.render import fill_template
 from athanor.cli.slots import size
@@ -50,6 +59,7 @@ from athanor.runtime.closure import code_digest, is_code, stage_module
 from athanor.runtime.machine import anchor, machine
 from athanor.runtime.progress import duration
 from athanor.runtime.schema import check_file, memory_notes
+from athanor.sizing import speeds
 from athanor.training.sft_params import SCRATCH
 
 WORK = 10
@@ -94,14 +104,20 @@ def make_plan(root: Path, targets: Sequence[str] = ()) -> Plan:
     steps = simulate(repo, targets)
     runs = [step for step in steps if step.runs]
     history = RunHistory(repo, anchor()) if runs else None
-    forecasts = {
-        step.stage: forecast(step, history, root, training_of(step, root, built)) for step in runs if step.command
-    }
+    measured = speeds.load(anchor())
+    forecasts = {}
+    for step in runs:
+        if step.command and history is not None:
+            training = training_of(step, root, built)
+            found = forecast(step, history, root, training)
+            forecasts[step.stage] = before_first_run(found, step, built, training, measured)
     plan = Plan(steps, forecasts, [], shutil.disk_usage(root).free)
     note = plan.notes.append
     if at_work := dvc_view.busy(repo):
         note(f"{at_work} is at work here: this is the plan of this moment")
     plan.notes.extend(_pipeline_notes(root, steps, built) if built else ())
+    if built and measured is None and any(each.seconds is None for each in forecasts.values()):
+        note("no past run to tell times from: athanor plan --measure times some training steps, a quarter of a minute")
     plan.notes.extend(text for step in runs for text in code_questions(step, root, anchor()))
     if only_comments := ", ".join(step.stage for step in steps if _only_comments(step, root)):
         note(
@@ -175,11 +191,16 @@ def as_text(plan: Plan) -> str:
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="stages, as dvc repro takes them; default all")
+    parser.add_argument("--measure", action="store_true", help="time training steps first, for stages that never ran")
     parser.add_argument("--json", action="store_true", help="for scripts")
 
 
 def run(args: argparse.Namespace) -> int:
     try:
+        if args.measure:
+            from athanor.sizing.speed import measure_params
+
+            measure_params(check_file(Path("params.yaml")))
         plan = make_plan(Path.cwd(), args.targets)
     except (ParamsError, GateError) as error:
         print(error, file=sys.stderr)

@@ -10,9 +10,9 @@ import pytest
 
 from athanor.cli import cli
 from athanor.cli.probe import recipe_of
-from athanor.cli.recipe import Recipe, beta_for, check, derive, half_life, measures, table, timescale
 from athanor.runtime import presets
 from athanor.runtime.schema import check_file, check_values
+from athanor.sizing.optimiser import Recipe, beta_for, check, derive, half_life, measures, table, timescale
 
 ROOT = Path(__file__).resolve().parents[2]
 GOOD = Recipe(1_000_000, 2048, 0.004, 0.9, 0.97, 0.4, 60_000, 2_750_000)

@@ -1,0 +1,151 @@
+"""The dial: every recipe keeps within the wish, is a params file that is accepted, and more time never means worse."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from athanor.base.errors import ParamsError
+from athanor.cli.recipe import _with
+from athanor.model.flops import training_flops
+from athanor.runtime import presets
+from athanor.runtime.schema import check_values
+from athanor.sizing import devices, laws
+from athanor.sizing.data import data_of
+from athanor.sizing.lines import lines_of
+from athanor.sizing.shapes import LADDER
+from athanor.sizing.solve import Wish, choose
+
+NAMES = ("default", "plasma-1.0", "plasma-1.1", "plasma-1.2")
+PRESETS = {name: presets.values(Path("presets", f"{name}.yaml")) for name in NAMES}
+
+
+def machine(gflops: float) -> SimpleNamespace:
+    return SimpleNamespace(
+        machine=1.0, cores=2, fits=lambda config, batch: True,
+        seconds=lambda config, batch: training_flops(config, config.context_tokens) / (gflops * 1e9),
+    )  # fmt: skip
+
+
+def data_for(name: str, tmp_path) -> object:
+    return data_of(tmp_path, check_values(PRESETS[name]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("hours, gflops", [(0.1, 150), (0.5, 400), (8, 300), (400, 200_000)])
+def test_recipes_stay_within_the_hours_and_are_valid(name, hours, gflops, tmp_path):
+    data = data_for(name, tmp_path)
+    try:
+        recipe = choose(Wish(hours=hours), data, machine(gflops))
+    except ParamsError:
+        assert hours < 1 and name != "default"  # a corpus of the hub in minutes on a laptop
+        return
+    assert 0.8 * hours < recipe.total_seconds / 3600 <= hours * 1.001
+    assert recipe.tokens % recipe.batch_tokens == 0 == recipe.batch_tokens % recipe.config.context_tokens
+    lines = lines_of(recipe, PRESETS[name], data)
+    built = check_values(_with(PRESETS[name], lines))
+    assert built["model"].config(recipe.config.vocab_size) == dataclasses.replace(
+        recipe.config, norm_eps=built["model"].norm_eps
+    )
+    if name == "default":
+        assert not lines_of(recipe, _with(PRESETS[name], lines), data)  # it is that recipe now
+
+
+def test_more_time_is_never_forecast_to_be_worse(tmp_path):
+    data = data_for("default", tmp_path)
+    scores = [choose(Wish(hours=hours), data, machine(150)).bits_per_byte for hours in (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)]
+    assert scores == sorted(scores, reverse=True)
+    assert len({choose(Wish(hours=hours), data, machine(150)).shape for hours in (0.1, 0.8, 6)}) == 3
+
+
+def test_each_wish_is_an_upper_bound(tmp_path):
+    data = data_for("plasma-1.1", tmp_path)
+    by_tokens = choose(Wish(tokens=2_000_000_000), data, machine(60_000))
+    assert 1.9e9 < by_tokens.tokens <= 2e9
+    assert 10 < by_tokens.tokens / laws.matrix_weights(by_tokens.config) < 40
+    assert choose(Wish(parameters=100_000_000), data, machine(60_000)).config.parameter_count() <= 100_000_000
+    small = choose(Wish(hours=24, disk_bytes=20_000_000_000), data, machine(60_000))
+    assert (
+        small.disk_bytes <= 20_000_000_000 * 1.001
+        and small.tokens < choose(Wish(hours=24), data, machine(60_000)).tokens
+    )
+
+
+def test_too_little_time_is_an_error_that_says_what_helps(tmp_path):
+    with pytest.raises(ParamsError, match="micro"):
+        choose(Wish(hours=0.001), data_for("default", tmp_path), machine(150))
+    with pytest.raises(ParamsError, match="--hours"):
+        choose(Wish(), data_for("default", tmp_path), machine(150))
+
+
+def test_hub_budgets_shrink_with_the_recipe(tmp_path):
+    data = data_for("plasma-1.1", tmp_path)
+    recipe = choose(Wish(hours=8), data, machine(20_000))
+    lines = lines_of(recipe, PRESETS["plasma-1.1"], data)
+    share = recipe.tokens / PRESETS["plasma-1.1"]["pretrain"]["tokens"]
+    budgets = {key[2]: value for key, value in lines.items() if key[-1] == "max_bytes"}
+    assert len(budgets) == len(PRESETS["plasma-1.1"]["download"]["sources"])
+    for number, value in budgets.items():
+        assert value == pytest.approx(
+            share * PRESETS["plasma-1.1"]["download"]["sources"][number]["max_bytes"], rel=0.01
+        )
+    text = sum(budgets.values()) / data.bytes_per_token
+    assert text > 0.9 * recipe.tokens  # enough for what is read
+
+
+def test_widths_divide_well():
+    for shape in LADDER:
+        config = shape.config(32_768, 1024)
+        assert config.dim % 64 == config.ffn_dim % 64 == 0 and config.heads * config.head_dim == config.dim
+        assert 3.0 < config.ffn_dim / config.dim < 3.6
+    counts = [shape.block_weights for shape in LADDER]
+    assert all(1.15 < after / before < 3 for before, after in zip(counts, counts[1:], strict=False))
+
+
+def test_repeated_text_is_worth_less_and_never_more_than_sixteen_epochs():
+    assert laws.effective_tokens(5e6, 1e7) == 5e6
+    assert laws.effective_tokens(4e7, 1e7) == pytest.approx(3.72e7, rel=0.01)  # four epochs: nearly as good as new
+    assert laws.effective_tokens(1e12, 1e7) < 1.7e8
+
+
+def test_laws_give_what_their_papers_print():
+    """Li et al. 2025 for their own batch; Besiroglu et al. 2024 for Chinchilla's 70B on 1.4T tokens: 1.97 nats."""
+    assert laws.batch_tokens(1e9, 2048) == pytest.approx(0.58 * 1e9**0.571, rel=0.3)
+    nats = laws.WEB.bits_per_byte(70e9, 1.4e12) * 4.67 * 0.693147
+    assert nats == pytest.approx(1.97, abs=0.03)
+    assert laws.learning_rate(laws.ANCHOR_WEIGHTS, laws.ANCHOR_TOKENS) == 0.004
+
+
+# Model FLOPs, or tokens a second with the FLOPs of a token, that others published; where each is from stands in devices.tsv.
+@pytest.mark.parametrize(
+    "name, width, published_tflops",
+    [
+        ("rtx 4090", 768, 0.29 * 312),  # nanoGPT, GPT-2 of 124M, compiled: its MFU is of an A100
+        ("h200", 768, 0.41 * 989.4),  # nanochat's d12, d18 and d24 on an H100
+        ("h200", 1152, 0.46 * 989.4),
+        ("h200", 1536, 0.50 * 989.4),
+        ("a100", 2048, 0.56 * 312),  # TinyLlama
+        ("rtx 5080", 1280, 17_120 * 3.33e-3),  # Plasma 1.1, 3.33 GFLOP for a token
+        ("strix halo", 1280, 4_750 * 3.33e-3),
+        ("mi50", 3584, 193 / 2 * 0.0456),  # a LoRA of 7B, 4 operations for a weight and two more to recompute
+    ],
+)
+def test_forecasts_of_other_devices_agree_with_published_runs(name, width, published_tflops):
+    device = devices.find(name)
+    config = dataclasses.replace(LADDER[-3].config(32_768, 1024), dim=width)
+    reached = training_flops(config, 1024) / device.seconds(config, 1) / 1e12
+    assert reached == pytest.approx(published_tflops, rel=0.1)
+
+
+def test_every_device_has_a_rate_a_source_and_is_found_as_people_write_it():
+    for device in devices.table():
+        assert device.tflops > 0 and device.source and 0.1 < device.efficiency < 1
+        assert devices.find(device.name.lower().replace(" ", "-")).name == device.name
+    with pytest.raises(ParamsError, match="RTX 4090"):
+        devices.find("rtx 4091")
+    one, two = (devices.find("rtx 4090", count) for count in (1, 2))
+    config = LADDER[-3].config(32_768, 1024)
+    assert 1.7 < one.seconds(config, 1) / two.seconds(config, 1) < 2
