@@ -67,7 +67,7 @@ def build(run: Run, tokenizer: Tokenizer, out: Path, shares: Mapping[str, float]
                 raise InputError(what, where=INSTRUCT, fix="add conversations, or raise a cap")
             entries = [(row.ids, row.mask, names.index(row.source)) for row in split_rows]
             # A repeat is a row entry, not a copy of the ids, and never changes which side a conversation is on.
-            repeats_by_entry = [params.sources[row.source].repeats if split == "train" else 1 for row in split_rows]
+            repeats_by_entry = [sft_rows.repeats(row, params) if split == "train" else 1 for row in split_rows]
             if split == "train":
                 texts = [
                     (ids, names.index(name, len(dropped)))

@@ -18,6 +18,9 @@ class SftSource:
     repeats: int = param(
         min=0, max=100, default=1
     )  # times each training conversation appears per epoch; 0 leaves the source out
+    follow_ups: int = param(
+        min=0, max=100, default=0
+    )  # times, besides, that each appears as a later turn, after another conversation that was drawn
     max_supervised_tokens: int | None = param(
         min=1, default=None
     )  # of distinct training conversations, before repeats; null for all

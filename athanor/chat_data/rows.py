@@ -44,11 +44,15 @@ REASONS = (*FILTERS, "in_better_source", "duplicates", "too_long", "truncated", 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A conversation as it is trained (after truncation) with its ids and loss mask, uint32 and uint8 [tokens]."""
+    """A conversation as it is trained (after truncation) with its ids and loss mask, uint32 and uint8 [tokens].
+
+    `follows`: it begins with another conversation, so it is there once and not `repeats` times.
+    """
 
     conversation: Conversation
     ids: np.ndarray
     mask: np.ndarray
+    follows: bool = False
 
     @property
     def source(self) -> str:
@@ -84,9 +88,9 @@ def choose(
     caps = {name: source.max_supervised_tokens for name, source in sources.items()}
     capped = cap_supervised(rows, caps, params.seed, dropped)
     # Once more after a cap: an n-gram that too few of what is left share is no template any more.
-    return (
-        capped if len(capped) == len(rows) else decontaminate(capped, index, max_conversations, dropped, contaminated)
-    )
+    if len(capped) < len(rows):
+        capped = decontaminate(capped, index, max_conversations, dropped, contaminated)
+    return capped + follow_ups(tokenizer, capped, params)
 
 
 def _drop_with_reason(rows: Iterable[T], reasons: Iterable[str | None], dropped: Dropped) -> list[T]:
@@ -219,12 +223,52 @@ def decontaminate(
     return _drop_with_reason(rows, (item and "contaminated" for item in matches), dropped)
 
 
+def follow_ups(tokenizer: Tokenizer, rows: Sequence[Encoded], params: SftDataParams) -> list[Encoded]:
+    """Training conversations once more as later turns, as often as their source asks.
+
+    What a small model has seen as a first question alone it does not answer later: of 28 taught questions it knew all
+    as the first, and 8 as the second. Every other one follows a conversation of its own source.
+    """
+    train = [row for row in rows if row.conversation.split == "train"]
+    result = []
+    for name in sorted(params.sources):
+        source, own = params.sources[name], [row for row in train if row.source == name]
+        others = [row for row in train if row.source != name] or own
+        for k in range(source.follow_ups):
+            pool = own if k % 2 else others
+            order = permutation(len(pool), params.seed, name, "follow_ups", k)
+            for number, row in enumerate(own):
+                drawn = [pool[order[(number * _DRAWS + i) % len(pool)]] for i in range(_DRAWS)]
+                if joined := _after(tokenizer, drawn, row, params.context_tokens + 1):
+                    result.append(joined)
+    return result
+
+
+_DRAWS = 8  # conversations that are tried for one that leaves room
+
+
+def _after(tokenizer: Tokenizer, before: Sequence[Encoded], row: Encoded, capacity: int) -> Encoded | None:
+    """The conversation after the first of `before` that leaves room for it; None where there is none."""
+    turns = tuple(message for message in row.conversation.messages if message.role != "system")
+    for earlier in before:
+        if earlier is not row and len(earlier.ids) + len(row.ids) <= capacity:
+            conversation = replace(row.conversation, messages=earlier.conversation.messages + turns)
+            ids, mask = render(tokenizer, conversation.messages)
+            return Encoded(conversation, np.array(ids, np.uint32), np.array(mask, np.uint8), follows=True)
+    return None
+
+
+def repeats(row: Encoded, params: SftDataParams) -> int:
+    """How often a training conversation is in an epoch."""
+    return 1 if row.follows else params.sources[row.source].repeats
+
+
 def supervised_tokens(rows: Sequence[Encoded], params: SftDataParams, names: Iterable[str]) -> dict[str, int]:
     """Supervised training tokens of each source in `names`, repeats counted."""
     tokens = dict.fromkeys(names, 0)
     for row in rows:
         if row.conversation.split == "train":
-            tokens[row.source] += row.supervised * params.sources[row.source].repeats
+            tokens[row.source] += row.supervised * repeats(row, params)
     return tokens
 
 

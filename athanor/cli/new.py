@@ -10,6 +10,7 @@ corpus/, where DVC sees every change. Afterwards `athanor plan` says what would 
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
@@ -24,6 +25,7 @@ from athanor.cli import corpus_gate
 from athanor.quality.language import ENGLISH, OTHERS
 from athanor.runtime.dvc_view import edited_yaml
 from athanor.runtime.schema import check_file
+from athanor.sizing.optimiser import MAX_WARMUP, half_life
 from athanor.sources import select
 from athanor.sources.params import FilesSource
 from athanor.text import rows
@@ -133,7 +135,10 @@ def proposal(folder: Path, found: dict[str, Ending], sections: Mapping[str, Any]
     # of 130,000 tokens, and at 3.80 after the default's 1,000,000.
     if (tokens := round(total * MAX_EPOCHS / BYTES_PER_TOKEN, -3)) < pretrain.tokens:
         values["pretrain", "tokens"] = int(tokens)
-        values["pretrain", "warmup_tokens"] = int(tokens * pretrain.warmup_tokens / pretrain.tokens)
+        # Not shorter than the half-life of beta2, as far as the run allows.
+        settled = math.ceil(half_life(pretrain.beta2, pretrain.batch_tokens))
+        warmup = max(tokens * pretrain.warmup_tokens / pretrain.tokens, min(settled, MAX_WARMUP * tokens))
+        values["pretrain", "warmup_tokens"] = int(warmup)
     for entry in mixture.values():
         entry["share"] = round(entry["share"] / total, 3) or 0.001
     # Its questions on real people, places and books may be answered by the text.

@@ -133,8 +133,7 @@ def _restore_hint(error: AthanorError) -> str:
     if not isinstance(error, ParamsError) or "DVC_ROOT" not in os.environ:
         return ""
     end = "" if str(error).endswith(("?", ".")) else "."
-    undone = "git restore -SW params.yaml dvc.lock metrics && dvc checkout"
-    return f"{end} Once params.yaml is right, dvc repro brings back what DVC has removed; to undo the change: {undone}"
+    return f"{end} Once params.yaml is right, dvc repro brings back what DVC has removed"
 
 
 def _report(run: Run | None, stage: str, status: str, message: str, code: int) -> int:

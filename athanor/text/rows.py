@@ -306,4 +306,6 @@ def _batch_rows(group: Any, columns: Sequence[str], where: str, max_document_byt
 def _no_column(column: str, present: Sequence[str], where: str) -> InputError:
     names = ", ".join(sorted(present)) or "none"
     fix = f"name one that exists in params.yaml; found: {names}"
+    if column == "messages" and len(present) >= 2:
+        fix += ". Questions and answers in columns of their own are shape: prompt with columns: [QUESTION, ANSWER]"
     return InputError(f"column '{column}' is missing", where=where, fix=fix)

@@ -83,6 +83,27 @@ def test_repeats_are_entries_and_not_copies_and_validation_is_not_repeated(world
     assert sorted(n for row in range(len(val)) for n in val.numbers(row)) == list(range(val.conversation_count))
 
 
+def test_follow_ups_are_later_turns_of_the_same_answers_once_each(world):
+    sources = {**SFT["sources"], "sums": {"repeats": 2, "follow_ups": 2}}
+    run_text_stage(sft_data, sft_data=changed(sources=sources, max_pad_share=0.5))
+    tokenizer, rows = Tokenizer.load("models/tokenizer"), PackedRows("data/sft", "train")
+    decoded = sft_gates.check_packed(tokenizer, rows, "train")
+    later = [m for messages in decoded.values() for m in [messages] if re.match(r"What is \d+ \+", m[-2].content)]
+    joined = [messages for messages in later if len(messages) > 2]
+    plain = [messages for messages in later if len(messages) == 2]
+    assert len(joined) == pytest.approx(2 * len(plain), rel=0.05)
+    for messages in joined:
+        a, b = map(int, re.findall(r"\d+", messages[-2].content))
+        assert messages[-1].content == f"{a} + {b} = {a + b}"  # the answer belongs to the question before it
+    own = sum(messages[0].content.startswith("What is") for messages in joined)
+    assert 0.3 < own / len(joined) < 0.7  # half after one of its own source
+    entries = read_json("data/sft/manifest.json")["counts"]["train"]["entries"]
+    chats = len(decoded) - len(later)
+    assert entries == 2 * len(plain) + len(joined) + chats * SFT["sources"]["chat"].get("repeats", 1)
+    assert not any(len(messages) > 2 for messages in sft_gates.check_packed(tokenizer, PackedRows("data/sft", "val"), "val").values()
+                   if messages[-2].content.startswith("What is"))  # fmt: skip
+
+
 def test_decontamination_looks_at_the_packed_artifact(world, monkeypatch):
     monkeypatch.setattr(sft_rows, "decontaminate", lambda rows, *_: list(rows))
     with pytest.raises(GateError, match="contamination.*1 conversations hold a battery item"):

@@ -57,7 +57,9 @@ def test_sft_and_download_end_as_if_never_killed(kept):
 
 
 def test_pretrain_ends_as_if_never_killed_after_twenty_deaths(kept, tmp_path):
-    done = drill("--stages", "pretrain", "--kills", "20", "--inputs", str(kept[0] / "inputs"), TMPDIR=str(tmp_path))
+    """Batches are read and checkpoints written beside the steps here; sft above works without."""
+    words = ("--stages", "pretrain", "--kills", "20", "--overlap", "--inputs", str(kept[0] / "inputs"))
+    done = drill(*words, TMPDIR=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "20 kills, 0 differences" in done.stdout
     kinds = {words for _, words in rows(done.stdout)}

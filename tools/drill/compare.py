@@ -51,9 +51,11 @@ def first_difference(one: Sequence[Any], two: Sequence[Any]) -> int:
     return next((at for at, (left, right) in pairs if left != right), min(len(one), len(two)))
 
 
-def checkpoints(folder: Path, stage: str) -> list[Path]:
-    """Checkpoint folders of a stage, newest first, wherever in its slots they lie."""
-    found = [path for path in folder.glob(CHECKPOINTS.format(stage=stage)) if path.name[5:].isdigit()]
+def checkpoints(folder: Path, stage: str, *, anchors: bool = False) -> list[Path]:
+    """Checkpoint folders of a stage, newest first, wherever in its slots they lie; with those kept to roll back to."""
+    pattern = CHECKPOINTS.format(stage=stage)
+    patterns = [pattern, pattern.replace("step_", "anchors/step_")] if anchors else [pattern]
+    found = [path for glob in patterns for path in folder.glob(glob) if path.name[5:].isdigit()]
     return sorted(found, key=lambda path: int(path.name[5:]), reverse=True)
 
 

@@ -82,6 +82,7 @@ class Drill:
         self.outcome = Outcome(stage)
         self.longer = 1
         self.attempts, self.seconds = 0, 0.0
+        self.damaged_at = 0  # the position of the checkpoint that was damaged last
         self.body = importlib.import_module(stage_module(scratch.graph.stages[stage]["cmd"])).run
 
     # -- attempts --------------------------------------------------------------
@@ -109,7 +110,7 @@ class Drill:
 
     def whole(self, folder: Path, damaged: Damaged) -> list[Path]:
         """Checkpoints that are neither damaged nor half removed, newest first."""
-        found = compare.checkpoints(folder, self.stage)
+        found = compare.checkpoints(folder, self.stage, anchors=True)
         return [path for path in found if identity(path) not in damaged and len(list(path.iterdir())) == 2]
 
     def position(self, folder: Path, damaged: Damaged) -> int:
@@ -183,7 +184,9 @@ class Drill:
             if any(compare.status(journal) == "FINISHED" for journal in compare.journals(folder)):
                 break  # killed when all was done
             if fault.kind in DAMAGE:
-                damaged.add(identity(damage(folder, self.stage, fault, self.whole(folder, damaged))))
+                path = damage(folder, self.stage, fault, self.whole(folder, damaged))
+                damaged.add(identity(path))
+                self.damaged_at = int(path.name[5:]) * self.unit if self.stage in TRAINING else 0
             if self.draw.random() < 0.5:  # as dvc does before it runs a stage
                 for path in compare.files(folder, self.scratch.results(self.stage)).values():
                     path.unlink()
@@ -213,7 +216,9 @@ class Drill:
         overlap = os.environ.get("ATHANOR_OVERLAP") == "on"
         problems = compare.differing_samples(self.reference, attempt.noted, start, attempt.status == 0, overlap)
         begun = any("at" in note for note in attempt.noted)
-        if self.stage in TRAINING and before in DAMAGE and begun and "checkpoint ignored" not in attempt.log:
+        went_behind = start < self.damaged_at  # else another whole one of that step was there
+        ignored = "checkpoint ignored" in attempt.log
+        if self.stage in TRAINING and before in DAMAGE and begun and went_behind and not ignored:
             problems.append("nothing is said of the damaged checkpoint")
         if attempt.hung:
             problems.append(f"the attempt did not end in {attempt.seconds:.0f} s")
