@@ -93,7 +93,7 @@ def find(name: str, count: int = 1) -> Device:
     if fitting:
         best = min(fitting, key=lambda device: abs(len(device.name) - len(wanted)))
         return dataclasses.replace(best, count=count)
-    raise ParamsError(f"no device '{name}' in the table", where="--device", fix=suggest(name, names()))
+    raise ParamsError(f"no device '{name}' in the table", where="--device", fix=suggest(wanted.upper(), names()))
 
 
 def watts(name: str) -> float:

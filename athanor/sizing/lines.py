@@ -52,7 +52,7 @@ def lines_of(recipe: Recipe, values: Mapping[str, Any], data: Data) -> dict[Key,
         ("pretrain", "optimizer"): "muon",
         ("pretrain", "beta2"): round(scaled.beta2, 4),
         ("pretrain", "weight_decay"): float(f"{min(decay, 1.0):.2g}"),
-        ("pretrain", "bigram_tokens"): 0 if tied else 1_000_000,
+        ("pretrain", "bigram_tokens"): 0 if tied or data.cuttable else 1_000_000,  # tried with small vocabularies alone
         ("pretrain", "validation_every_tokens"): every,
         ("pretrain", "sample_every_tokens"): every,
         ("sft", "batch_tokens"): recipe.sft_batch_tokens,

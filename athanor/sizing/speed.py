@@ -43,8 +43,10 @@ CPU_WATTS = 45  # of a laptop or a small server under load
 class Measured:
     """The device of the machine settings; a shape is measured when `measure` is called, and estimated until then."""
 
-    def __init__(self, settings: Machine, pretrain: PretrainParams, budget_seconds: float = 4.0) -> None:
-        self.settings, self.pretrain, self.budget_seconds = settings, pretrain, budget_seconds
+    budget_seconds = 4.0  # for the steps of a shape
+
+    def __init__(self, settings: Machine, pretrain: PretrainParams) -> None:
+        self.settings, self.pretrain = settings, pretrain
         self.cores = settings.threads
         self.machine = _loop_seconds() / REFERENCE_LOOP_SECONDS
         self._measured: dict[ModelConfig, float] = {}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from athanor.base.errors import InputError
-from athanor.cli import cli, new
+from athanor.cli import cli, new, probe
 from athanor.runtime.schema import check_file
 from tests.cli.test_corpus_gate import BOOK, TEXTS
 from tests.e2e.clone import ROOT
@@ -57,9 +57,9 @@ def test_a_mixed_folder_in_one_go(project, capsys):
     assert "none\nof them is about this text" in out
     # About fifty kilobytes, four times, and not the default's million tokens, which would be learned by heart.
     pretrain = sections["pretrain"]
-    assert 40_000 <= pretrain.tokens <= 60_000 and pretrain.warmup_tokens == pytest.approx(
-        0.06 * pretrain.tokens, abs=1
-    )
+    assert 40_000 <= pretrain.tokens <= 60_000
+    assert 0.06 * pretrain.tokens <= pretrain.warmup_tokens <= 0.2 * pretrain.tokens
+    assert not any("warmup" in line for line in probe.warnings(project, sections))  # what it writes it does not blame
 
 
 def test_another_script_gets_its_settings(project, capsys):
