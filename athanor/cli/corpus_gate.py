@@ -15,7 +15,8 @@ import numpy as np
 from athanor.base.errors import InputError
 from athanor.cleaning import rules
 from athanor.cleaning.params import RuleParams
-from athanor.sources import select
+from athanor.sources import messages, select
+from athanor.sources.instruct_params import MessagesSource
 from athanor.sources.params import FilesSource
 from athanor.text import rows
 from athanor.text.documents import Document
@@ -52,6 +53,17 @@ def check_corpus(sections: Mapping[str, Any]) -> None:
                 size += len(document.text.encode())
     if whole:
         check_size(size, len(texts))
+    for source in sections["instruct"].sources:
+        if isinstance(source, MessagesSource) and source.files:
+            check_conversations(source)
+
+
+def check_conversations(source: MessagesSource) -> None:
+    """InputError for conversations of one's own that cannot be read; of many only the first rows are looked at."""
+    messages.probe(source)
+    if sum(path.stat().st_size for _, path in messages.find(source)) <= LOOK_BYTES:
+        for _ in messages.conversations(source, 0.0):
+            pass
 
 
 def read_beginning(source: FilesSource) -> tuple[list[Document], bool]:

@@ -37,6 +37,7 @@ from athanor.serving.experiments import EXPORT, HF_DIR, WEIGHTS_OF
 if TYPE_CHECKING:
     from mlflow.entities import Run
     from mlflow.tracking import MlflowClient
+    from transformers import PreTrainedTokenizerBase
 
 NAME = "athanor"  # in the registry
 EXAMPLE = {"messages": [{"role": "user", "content": "What does HTTP 404 mean?"}]}
@@ -124,7 +125,7 @@ def _register(client: MlflowClient, folder: Path, maker: Run, digest: str) -> st
         import mlflow.transformers
         from huggingface_hub import ModelCard
         from mlflow.models import Model
-        from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+        from transformers import AutoModelForCausalLM, pipeline
 
         mlflow.set_experiment(experiment_id=maker.info.experiment_id)  # a model lies with its experiment
         parent = client.get_run(maker.data.tags["mlflow.parentRunId"])
@@ -140,9 +141,7 @@ def _register(client: MlflowClient, folder: Path, maker: Run, digest: str) -> st
             name=NAME,
             flavor=mlflow.transformers,
             run_id=parent.info.run_id,
-            transformers_model=pipeline(
-                "text-generation", model=network, tokenizer=AutoTokenizer.from_pretrained(folder)
-            ),
+            transformers_model=pipeline("text-generation", model=network, tokenizer=_of_rendered_text(folder)),
             task="llm/v1/chat",  # its signature is that of a chat, and its template is applied
             input_example=EXAMPLE,
             model_card=ModelCard(text),
@@ -153,3 +152,16 @@ def _register(client: MlflowClient, folder: Path, maker: Run, digest: str) -> st
         version = mlflow.register_model(logged.model_uri, NAME, tags=tags).version
     client.update_model_version(NAME, version, parent.data.tags.get(NOTE, ""))
     return str(version)
+
+
+def _of_rendered_text(folder: Path) -> PreTrainedTokenizerBase:
+    """The export's tokenizer without the `<|bos|>` that it puts before every text: the chat template writes it.
+
+    mlflow.pyfunc renders the template to a text and has the text encoded like any other, which would begin it twice.
+    """
+    from tokenizers.processors import Sequence
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.backend_tokenizer.post_processor = Sequence([])
+    return tokenizer

@@ -57,14 +57,15 @@ class AvailableModel:
 
 
 def discover(root: Path, requested: Sequence[str]) -> list[AvailableModel]:
-    """The models to serve, newest first, or exactly those that `requested` (`--model`) names, in its order.
+    """The models to serve, or exactly those that `requested` (`--model`) names, in its order.
 
+    This checkout's own come first, so that no experiment is the default; each group newest first.
     A value of `requested` is the id of an available model, the name of an experiment, or a
     path. InputError for one that is none of these, with the nearest.
     """
     root = root.resolve()
     available, names = _with_experiments(root, _local(root))
-    available = _unique(sorted(available, key=lambda model: -model.created))
+    available = _unique(sorted(available, key=lambda model: (bool(model.fetch), -model.created)))
     if not requested:
         return available
     by_path = {model.path: model for model in available}

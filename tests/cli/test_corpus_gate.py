@@ -76,3 +76,22 @@ def test_the_settings_that_are_advised_let_other_languages_through(tmp_path):
 def test_files_that_cannot_be_read_are_left_to_download_and_the_library_needs_no_look(tmp_path):
     checked(tmp_path, {"novel.txt": BOOK, "table.csv": "a,b\n", "photo.png": "x"})
     check_corpus(check_values(presets.values(ROOT / "presets" / "default.yaml")))
+
+
+@pytest.mark.parametrize(
+    "text, what",
+    [
+        (None, "no file matches"),
+        ('{"messages": [}\n', "not valid JSON"),
+        ('{"question": "?", "answer": "!"}\n', "shape: prompt"),
+    ],
+)
+def test_conversations_of_one_s_own_are_read_before_any_stage(text, what, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if text is not None:
+        Path("talks.jsonl").write_text(text, encoding="utf-8")
+    values = presets.values(ROOT / "presets/default.yaml")
+    values["instruct"]["sources"].append({"type": "messages", "name": "talks", "files": "talks.jsonl"})
+    values["sft_data"]["sources"]["talks"] = {}
+    with pytest.raises(InputError, match=what):
+        check_corpus(check_values(values))

@@ -126,6 +126,13 @@ def test_leftovers_go_when_nobody_can_own_them(toy: Toy) -> None:
     assert not any(path.exists() for path in scraps) and all(path.exists() for path in kept)
 
 
+def test_what_dvc_holds_is_not_missed_by_git(toy: Toy) -> None:
+    (toy.path / "stages/own.py").write_text("")
+    assert problems(toy)["stages/own.py"]["kind"] == "untracked"
+    toy.dvc("add", "stages/own.py")
+    assert "stages/own.py" not in problems(toy)
+
+
 def test_git_lock(toy: Toy) -> None:
     (toy.path / ".git/index.lock").touch()
     assert toy.run("git", "add", "-A", check=False).returncode == 128

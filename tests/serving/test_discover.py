@@ -144,7 +144,11 @@ def test_the_newest_comes_first_and_exact_weights_before_what_was_made_from_them
         os.utime(repo / "models" / "export" / name, (4e9 + number, 4e9 + number))
     found = discover(repo, [])
     assert [one.id for one in found[:3]] == ["tiny", "tiny-f16", "tiny-q8_0"]
-    assert [one.created for one in found] == sorted((one.created for one in found), reverse=True)
+
+
+def test_an_experiment_is_never_the_default(repo):
+    os.utime(repo / "models" / "export" / "hf" / "athanor.json", (1e9, 1e9))  # older than any experiment
+    assert not discover(repo, [])[0].fetch
 
 
 def test_an_experiment_comes_out_of_the_cache_when_it_is_wanted(repo, exports):

@@ -208,7 +208,8 @@ def untracked(checkout: Checkout) -> Iterator[Finding]:
         path = Path(name)
         code = path.suffix == ".py" and path.parts[0] in ("stages", "athanor")
         is_dependency = name in deps or any(str(parent) in deps for parent in path.parents)
-        if (code or is_dependency) and "__pycache__" not in path.parts:
+        in_dvc = any((checkout.root / f"{each}.dvc").is_file() for each in (path, *path.parents))
+        if (code or is_dependency) and "__pycache__" not in path.parts and not in_dvc:
             what = "not known to Git: experiments with --temp or --queue, and clones, do without it"
             yield Finding("untracked", name, what, f"git add {name}")
 
