@@ -31,6 +31,7 @@ COMMANDS = {  # name: arguments, what it does
     "evaluate": ("[--model PATH] [--watch]", "perplexity, in any runtime; of checkpoints too"),
     "serve": ("[--model PATH ...]", "a chat page, and OpenAI's protocol for any client"),
     "chat": ("[list | export | ...]", "talk to the exported model; use corrections"),
+    "preview": ("[--raw] [--minutes M]", "talk to a model that is still training"),
     "promote": ("[EXPERIMENT] [--alias A]", "register the exported model in MLflow"),
     "health": ("[RUN] [--json]", "what went wrong in a training, and what to change"),
     "ui": ("[--port N]", "MLflow on the page that shows the runs"),

@@ -3,7 +3,8 @@
     python -m athanor serve [--model ID|PATH ...] [--host ADDRESS] [--port N]
 
 Without --model: the export of this checkout, those of its DVC experiments, and
-the GGUF files; the newest is the default. A model is loaded when it is first
+the GGUF files; the newest is the default. Then what trains now: the newest
+checkpoint, and what athanor preview made. A model is loaded when it is first
 asked. Nothing is opened; the address is printed.
 """
 
@@ -17,6 +18,7 @@ import os
 import re
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 
 from athanor.base.errors import InputError
@@ -61,11 +63,13 @@ def run(args: argparse.Namespace) -> int:
     from athanor.serving.experiments import unexported
     from athanor.serving.memory import GIB, default_memory_bytes
     from athanor.serving.models import Models
+    from athanor.serving.running import running
     from athanor.serving.store import Store
 
     root, settings = anchor(), machine()
     key = read_key(args.api_key_file)
     served = discover(root, args.model)
+    undone = tuple if args.model else partial(running, root)
     spec = {
         "device": settings.device,
         "threads": settings.threads,
@@ -84,16 +88,14 @@ def run(args: argparse.Namespace) -> int:
     store = Store(root / args.history)
 
     def app() -> object:  # inside the event loop, to which the models belong
-        models = Models(served, memory_bytes=memory, root=root, spec=spec)
+        models = Models(served, memory_bytes=memory, root=root, spec=spec, running=undone)
         return build_app(models, store, key=key, hosts=hosts, addresses=not local, most_waiting=args.max_requests)
 
     lines = [
         f"  {entry.id:<24} {entry.label}{f'  (cannot be served: {entry.problem})' if entry.problem else ''}"
-        for entry in served
+        for entry in (*served, *undone())
     ]
-    print(
-        "\n".join(["models:", *lines] if served else ["no model yet: make repro makes one, or name one with --model"])
-    )
+    print("\n".join(["models:", *lines] if lines else ["no model yet: make repro makes one, or name one with --model"]))
     if missing_exports := unexported(root) if not args.model else []:
         print(f"experiments without an export of their own, not served: {', '.join(missing_exports)}")
         print(f"  to serve one: dvc exp apply {missing_exports[0]}, then dvc repro export")

@@ -133,7 +133,7 @@ def machine() -> Machine:
     return dataclasses.replace(settings, threads=settings.threads or cores(), workers=settings.workers or cores())
 
 
-def step_back() -> None:
+def step_back(niceness: int = 19) -> None:
     """Give every other process precedence on the cores; for a process that leads a session of its own.
 
     Where Linux groups processes by session (sched(7), "The autogroup feature"), nice counts inside a session only: a
@@ -142,7 +142,7 @@ def step_back() -> None:
 
     Not SCHED_IDLE: beside a trainer on every core that gets a fifth of nice's share.
     """
-    os.nice(19)
+    os.nice(niceness)
     if os.getpid() == os.getsid(0):
         with contextlib.suppress(OSError):  # no groups here
-            Path("/proc/self/autogroup").write_text("19")
+            Path("/proc/self/autogroup").write_text(str(niceness))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -67,3 +68,13 @@ def _of_run(checkout: Path, stage: str, name: str) -> dict[str, Any]:
         run = read_json(checkout / "metrics" / "runs" / f"{stage}.json")["run"]
         return dict(read_json(checkout / ".athanor" / "runs" / str(run) / name))
     return {}
+
+
+def file_states(model: AvailableModel) -> Any:
+    """Names, times and sizes of the model's files: another value after a change of one. None if they cannot be read."""
+    path = Path(model.path)
+    try:
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        return [(file.name, stat.st_mtime_ns, stat.st_size) for file in files if (stat := os.stat(file))]
+    except OSError:
+        return None

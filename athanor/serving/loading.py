@@ -14,6 +14,7 @@ from athanor.model.config import ModelConfig
 from athanor.model.tensorfile import read_tensors
 from athanor.model.transformer import Transformer
 from athanor.model.weights import WEIGHTS, fill
+from athanor.serving.running import is_checkpoint, slot_folder
 from athanor.tokenizer.chat import check_made_with
 from athanor.tokenizer.tokenizer import MODEL_FILE, Tokenizer
 
@@ -25,13 +26,19 @@ QK_NORM = {"LlamaForCausalLM": False, "Qwen3ForCausalLM": True}
 
 
 def load_export(folder: str | Path, device: torch.device | str = "cpu") -> tuple[Transformer, Tokenizer]:
-    """The exported model in evaluation mode, computing in fp32, and its tokenizer.
+    """The exported model (or that of a checkpoint in its slot) in evaluation mode, computing in fp32, and its tokenizer.
 
     InputError if the directory is missing or incomplete, or if its model was
     trained with another tokenizer or another chat template than this code
     renders: it would answer, and worse.
     """
     folder = Path(folder)
+    if is_checkpoint(folder):
+        from athanor.export.parity import rebuilt
+        from athanor.serving.checkpoints import checkpoint_source
+
+        source, _ = checkpoint_source(folder, slot_folder(folder))
+        return rebuilt(source, "float32").to(device), source.tokenizer
     if folder.is_file():
         what = "this is a file, and the chat in a terminal takes the directory of an export"
         raise InputError(what, where=str(folder), fix=f"{folder.parent / 'hf'}; athanor serve takes GGUF files, too")
@@ -81,8 +88,8 @@ def model_config(values: Mapping[str, Any], where: str) -> ModelConfig:
 
 
 def decoding_defaults(folder: str | Path) -> dict[str, Any]:
-    """Content of the export's generation_config.json: the decoding settings the model ships with."""
-    return _read(Path(folder), GENERATION)
+    """Content of the export's generation_config.json: the decoding settings the model ships with. A checkpoint has none."""
+    return {} if is_checkpoint(Path(folder)) else _read(Path(folder), GENERATION)
 
 
 def sampling_defaults(generation_config: Mapping[str, Any]) -> Mapping[str, Any]:

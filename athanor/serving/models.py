@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from athanor.base.errors import AthanorError, InputError, suggest
-from athanor.serving.about import SHAPE, about, shape
+from athanor.serving.about import SHAPE, about, file_states, shape
 from athanor.serving.backends.base import Request
 from athanor.serving.discover import AvailableModel, materialise, problem_of
 from athanor.serving.memory import estimate, size_text
 from athanor.serving.metrics import Metrics
+from athanor.serving.running import AT_WORK, UNDONE, gone, template_of
 from athanor.serving.starters import starters
 from athanor.serving.worker import Worker
 
@@ -68,9 +69,9 @@ class _ModelEntry:
 
 
 class Models:
-    """The `available` models behind one `answer`. `spec`: what a worker is told besides path and backend.
+    """The `available` models behind one `answer`, and those that come and go (`running`). Belongs to one event loop.
 
-    start: makes a worker from such a spec. root: of the checkout. Belongs to one event loop.
+    `spec`: what a worker is told besides path and backend. start: makes a worker from such a spec. root: of the checkout.
     """
 
     def __init__(
@@ -80,22 +81,40 @@ class Models:
         memory_bytes: int,
         root: Path = Path("."),
         spec: Mapping[str, Any] | None = None,
+        running: Callable[[], Sequence[AvailableModel]] = tuple,
         start: Start = Worker.start,
         wait_seconds: float = WAIT_SECONDS,
         retry_seconds: float = RETRY_SECONDS,
     ) -> None:
         self.memory_bytes, self.root, self.spec = memory_bytes, root.resolve(), dict(spec or {})
         self.wait_seconds, self.retry_seconds = wait_seconds, retry_seconds
-        self._start, self.metrics = start, Metrics()
-        self._entries = {model.id: _ModelEntry(model, info=shape(Path(model.path))) for model in available}
+        self._start, self._running, self.metrics = start, running, Metrics()
+        self._entries: dict[str, _ModelEntry] = {}
         self._closing_bytes = 0  # bytes of workers that are being closed
         self._request_count = 0
         self._changed = asyncio.Condition()
         self._closed = False
         self._background: set[asyncio.Task[None]] = set()
-        for entry in self._entries.values():
-            if entry.model.problem:
-                entry.failure = (entry.model.problem, time.monotonic(), _file_states(entry.model))
+        for model in available:
+            self._add(model)
+        self.refresh()
+
+    def _add(self, model: AvailableModel) -> None:
+        path = Path(model.path)
+        entry = self._entries[model.id] = _ModelEntry(model, info=shape(path) | template_of(path))
+        if model.problem:
+            entry.failure = (model.problem, time.monotonic(), file_states(model))
+
+    def refresh(self) -> None:
+        """Add the models that trainings have made since; those that they have dropped leave unless they are in use."""
+        present = {model.id: model for model in self._running()}
+        for name, entry in list(self._entries.items()):
+            if entry.model.source == UNDONE and present.pop(name, None) is None:
+                entry.model = replace(entry.model, label=entry.model.label.replace(AT_WORK, "not the newest any more"))
+                if not (entry.ready() or entry.busy or entry.task):
+                    del self._entries[name]
+        for model in present.values():
+            self._add(model)
 
     def states(self) -> list[dict[str, Any]]:
         """Every model as the page gets it (GET /api/state)."""
@@ -148,7 +167,7 @@ class Models:
         last_type = None
         try:
             # Asked for before the worker is looked at: another request may change it meanwhile.
-            if await asyncio.to_thread(_file_states, entry.model) not in (None, entry.files) and entry.ready():
+            if await asyncio.to_thread(file_states, entry.model) not in (None, entry.files) and entry.ready():
                 worker, size, entry.worker = entry.worker, entry.held_bytes(), None
                 self._in_background(self._retire(worker, size))
             if not entry.ready():
@@ -201,18 +220,19 @@ class Models:
         _, failed_at, files = failure
         return (
             time.monotonic() - failed_at >= self.retry_seconds
-            or await asyncio.to_thread(_file_states, entry.model) != files
+            or await asyncio.to_thread(file_states, entry.model) != files
         )
 
     async def _load(self, entry: _ModelEntry) -> None:
         model = entry.model
-        files = await asyncio.to_thread(_file_states, model)
+        files = await asyncio.to_thread(file_states, model)
         try:
-            problem = await asyncio.to_thread(problem_of, self.root, model)
+            undone = model.source == UNDONE
+            problem = await asyncio.to_thread(gone if undone else partial(problem_of, self.root), model)
             if problem:
                 raise InputError(problem, where=model.id)
             await asyncio.to_thread(materialise, self.root, model)
-            files = await asyncio.to_thread(_file_states, model)
+            files = await asyncio.to_thread(file_states, model)
             if files != entry.files:
                 entry.files, entry.measured = files, 0
             if entry.worker is not None:  # it died; what is left of it goes first
@@ -222,6 +242,7 @@ class Models:
             needed = entry.measured or await asyncio.to_thread(estimate, model, rows, cache_bytes)
             await self._reserve_memory(entry, needed)
             spec = {**self.spec, "path": model.path, "backend": model.backend}
+            spec |= {"device": "cpu"} if undone else {}  # the accelerator's memory is the training's
             worker = await self._start(spec)
             resident_bytes = int(worker.resident_bytes())
             if resident_bytes > self.memory_bytes:
@@ -326,13 +347,3 @@ class Models:
         for entry in self._entries.values():
             entry.worker = None
         await asyncio.gather(*(worker.close() for worker in workers), return_exceptions=True)
-
-
-def _file_states(model: AvailableModel) -> Any:
-    """Names, times and sizes of the model's files: another value after a change of one. None if they cannot be read."""
-    path = Path(model.path)
-    try:
-        files = sorted(path.iterdir()) if path.is_dir() else [path]
-        return [(file.name, stat.st_mtime_ns, stat.st_size) for file in files if (stat := os.stat(file))]
-    except OSError:
-        return None

@@ -41,6 +41,7 @@ def openai_router(models: Models, limit: Limit) -> APIRouter:
     @router.get("/models")
     @router.get("/models/")
     async def list_models() -> dict[str, Any]:
+        models.refresh()
         return {"object": "list", "data": [_model_card(state) for state in models.states()]}
 
     @router.get("/models/{name:path}")

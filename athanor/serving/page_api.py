@@ -116,6 +116,7 @@ def page_router(store: Store, models: Models, limit: Limit, *, version: str = ""
 
     @router.get("/state")
     async def state() -> dict[str, Any]:
+        models.refresh()
         default = next(iter(turns.default_names()), None)
         return {"version": version, "models": models.states(), "default_model": default}
 

@@ -28,6 +28,7 @@ from athanor.runtime.machine import machine
 from athanor.serving.backends.base import Backend, Request
 from athanor.serving.backends.torch_backend import open_backend
 from athanor.serving.memory import GIB
+from athanor.serving.running import CONTINUES
 from athanor.text.conversations import Message
 
 DEFAULT_MODEL = "models/export/hf"
@@ -235,6 +236,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with suppress(ImportError):
             import readline  # noqa: F401  line editing and history for input()
         size = f"{backend.info['parameters'] / 1e6:.1f}M parameters, context {backend.info['context_tokens']} tokens"
+        if backend.info["template"] == CONTINUES:
+            terminal.say("A base model: it goes on with what you write, and was not taught to answer.")
         terminal.say(f"{options.model} ({size}). /help for commands, Ctrl-C stops an answer, Ctrl-D leaves.")
     try:
         terminal.run()

@@ -53,6 +53,8 @@ class Scripted:
         self.gate: asyncio.Event | None = None
         self.pair: asyncio.Barrier | None = None
 
+    def refresh(self) -> None: ...
+
     def states(self) -> list[dict]:
         backends = {"flood": "transformers"}
         return [{"id": name, "backend": backends.get(name, "torch")} for name in self.names]

@@ -149,6 +149,8 @@ class Listening:
     def __init__(self) -> None:
         self.heard: list[list[Message]] = []
 
+    def refresh(self) -> None: ...
+
     def states(self):
         return [{"id": "parrot"}]
 

@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
         return follow(args, recorder, project)
     model, kind, facts = Path(args.model), kind_of(args.model), None
     if kind == CHECKPOINT:
-        from athanor.cli.shrink import slot_of
+        from athanor.serving.checkpoints import slot_of
 
         facts = checkpoint_facts(slot_of(model), model.resolve())
     recorder.add(run_in_subprocess(job_of(args, model, kind, about=facts), low_priority=False))
@@ -147,7 +147,7 @@ def follow(args: argparse.Namespace, recorder: Recorder, project: Path) -> int:
             tried.add(path)
             facts = checkpoint_facts(slot.path, path)
             try:
-                with _linked_copy(path, project) as copy:
+                with linked_copy(slot.path, path, project) as copy:
                     job = job_of(args, copy, CHECKPOINT, slot=str(slot.path), about=facts)
                     rows = run_in_subprocess(job, low_priority=args.watch)
                 recorder.add([{**row, "model": str(path.relative_to(project))} for row in rows])
@@ -190,13 +190,16 @@ def checkpoint_facts(slot: Path, path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _linked_copy(path: Path, project: Path) -> Iterator[Path]:
-    """Hard links to a checkpoint, which the trainer may delete; a copy where links are not possible."""
+def linked_copy(slot: Path, path: Path, project: Path) -> Iterator[Path]:
+    """Hard links to a slot's checkpoint, which the trainer may delete; a copy where links are not possible.
+
+    It lies in a folder that is named as the slot is, and has nothing else.
+    """
     from athanor.training import checkpoint
 
-    with tempfile.TemporaryDirectory(prefix=".evaluate-", dir=project / ".athanor") as folder:
-        copy = Path(folder) / path.name
-        copy.mkdir()
+    with tempfile.TemporaryDirectory(prefix=".evaluate-", suffix=".tmp", dir=project / ".athanor") as folder:
+        copy = Path(folder) / slot.parent.name / slot.name / path.name
+        copy.mkdir(parents=True)
         for name in (checkpoint.TENSORS, checkpoint.STATE):
             try:
                 os.link(path / name, copy / name)

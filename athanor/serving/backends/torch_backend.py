@@ -6,8 +6,9 @@ import codecs
 import secrets
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,16 +20,18 @@ from athanor.decoding.sampling import Sampling
 from athanor.model.config import ModelConfig
 from athanor.model.device import prepare as prepare_device
 from athanor.model.transformer import Transformer
-from athanor.serving.backends.base import Answer, Emit, Prompt, Request, prepare
+from athanor.serving.backends.base import Answer, Emit, Prompt, Request, prepare, split_begun
 from athanor.serving.backends.grammar import Grammars
 from athanor.serving.backends.steering import SteeredEngine, Steering
 from athanor.serving.loading import decoding_defaults, few_threads, load_export, sampling_defaults
 from athanor.serving.memory import kept_rows
+from athanor.serving.running import CONTINUES, template_of
 from athanor.tokenizer.chat import template_hash
 from athanor.tokenizer.tokenizer import Tokenizer
 
 # Prompts read in one pass, padding included: more would hold up the answers under way for longer.
 READ_TOKENS = 1024
+UNTAUGHT = Sampling(temperature=0.8, top_p=0.95)
 
 
 def row_bytes(config: ModelConfig) -> int:
@@ -52,17 +55,28 @@ class _Answer(Answer):
 
 
 class TorchBackend:
-    """One thread decodes; requests and cancellations reach it through a queue. `shipped`: see `decoding_defaults`."""
+    """One thread decodes; requests and cancellations reach it through a queue. `shipped`: see `decoding_defaults`.
+
+    `template`: CONTINUES for a model that was never shown a conversation. It goes on with the last message.
+    """
 
     def __init__(
-        self, model: Transformer, tokenizer: Tokenizer, shipped: Mapping[str, Any], *, rows: int, cache_bytes: int
+        self,
+        model: Transformer,
+        tokenizer: Tokenizer,
+        shipped: Mapping[str, Any],
+        *,
+        rows: int,
+        cache_bytes: int,
+        template: str = "athanor",
     ) -> None:
         self.tokenizer, config = tokenizer, model.config
         row = row_bytes(config)
         rows = max(1, min(rows, cache_bytes * 3 // 4 // row))
         self.ends = frozenset(end_ids(tokenizer))
-        self.defaults = Sampling.from_dict(sampling_defaults(shipped))
-        self.max_new_tokens = int(shipped["max_new_tokens"])
+        # The likeliest text of a model that was not taught to answer goes in circles.
+        self.defaults = UNTAUGHT if template == CONTINUES else Sampling.from_dict(sampling_defaults(shipped))
+        self.max_new_tokens = int(shipped.get("max_new_tokens", max(1, config.context_tokens // 2)))
         self.engine = SteeredEngine(
             FusedDecoder(model),
             tokenizer=tokenizer,
@@ -74,7 +88,7 @@ class TorchBackend:
         self.grammars = Grammars(tokenizer)
         self.info: dict[str, Any] = {
             "backend": "torch",
-            "template": "athanor",
+            "template": template,
             "template_hash": template_hash(tokenizer),
             "context_tokens": config.context_tokens,
             "parameters": config.parameter_count(),
@@ -97,7 +111,7 @@ class TorchBackend:
                 prepare(
                     self.tokenizer,
                     request.messages,
-                    request.prompt,
+                    self._text(request),
                     context_tokens=self.info["context_tokens"],
                     max_new_tokens=self.max_new_tokens if request.max_new_tokens is None else request.max_new_tokens,
                 ),
@@ -110,6 +124,13 @@ class TorchBackend:
         with self.work:
             self.waiting.append(answer)
             self.work.notify()
+
+    def _text(self, request: Request) -> str | Sequence[int] | None:
+        """What to go on with in place of a conversation, if anything."""
+        if request.prompt is not None or self.info["template"] != CONTINUES:
+            return request.prompt
+        question, begun = split_begun(request.messages)
+        return "".join(message.content for message in question[-1:]) + begun
 
     def _steering(self, request: Request) -> Steering | None:
         if not request.steering:
@@ -217,4 +238,5 @@ def open_backend(spec: Mapping[str, Any]) -> TorchBackend:
     model, tokenizer = load_export(spec["path"], prepare_device(spec["device"], spec["threads"]))
     few_threads(model)
     shipped = decoding_defaults(spec["path"])
-    return TorchBackend(model, tokenizer, shipped, rows=spec["rows"], cache_bytes=spec["cache_bytes"])
+    bounds = {name: spec[name] for name in ("rows", "cache_bytes")}
+    return TorchBackend(model, tokenizer, shipped, **bounds, **template_of(Path(spec["path"])))

@@ -5,7 +5,7 @@ import { live, tell } from "./chat.js";
 import { $, h, icon, openMenu } from "./dom.js";
 import { chosenModels, loadModels, modelOf, on, patchChat, remember, state } from "./state.js";
 
-const SOURCES = { export: "this workspace", experiment: "experiment", path: "given folder" };
+const SOURCES = { export: "this workspace", experiment: "experiment", path: "given folder", undone: "a run that is not done" };
 const STATES = { idle: "starts with the first question", loading: "loading…", ready: "ready", failed: "failed" };
 
 export function start() {
