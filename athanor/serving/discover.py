@@ -59,8 +59,7 @@ class AvailableModel:
 def discover(root: Path, requested: Sequence[str]) -> list[AvailableModel]:
     """The models to serve, or exactly those that `requested` (`--model`) names, in its order.
 
-    This checkout's own come first, so that no experiment is the default; each group newest first.
-    A value of `requested` is the id of an available model, the name of an experiment, or a
+    This checkout's own come first, so that no experiment is the default; each group newest first. A value of `requested` is the id of an available model, the name of an experiment, or a
     path. InputError for one that is none of these, with the nearest.
     """
     root = root.resolve()
