@@ -11,6 +11,7 @@
 # make bench-data   speed, memory and recall of the data engine, beside datatrove (a quarter of an hour)
 
 PYTHON ?= python3
+## `exec` in a recipe asks for a shell: make 3.81, the one of macOS, looks for a bare command in the PATH it was called with.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 unexport MLFLOW_RUN_ID PYTHONPATH PYTHONHOME
 
@@ -20,12 +21,12 @@ help:
 	@sed -n 's/^# //p' Makefile
 
 setup:
-	@$(PYTHON) tools/install.py
+	@exec $(PYTHON) tools/install.py
 
 repro: setup
-	@python -m athanor repro
+	@exec python -m athanor repro
 
-PYTEST = python -m pytest -q --numprocesses logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+PYTEST = exec python -m pytest -q --numprocesses logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 
 quick: setup
 	@$(PYTEST) -m "not process and not long and not extra" $(TESTS)
@@ -37,25 +38,26 @@ test-all: test
 	@$(PYTEST) -m "long or extra" $(TESTS)
 
 lint: setup
-	@python -m pip install --quiet --disable-pip-version-check --requirement requirements-dev.txt
-	@ruff check .
-	@ruff format --check .
-	@mypy
+	@exec python -m pip install --quiet --disable-pip-version-check --requirement requirements-dev.txt
+	@exec ruff check .
+	@exec ruff format --check .
+	@exec mypy
+	@exec mypy --platform darwin athanor stages
 
 serve: setup
-	@python -m athanor serve $(SERVE)
+	@exec python -m athanor serve $(SERVE)
 
 chat: setup
-	@python -m athanor chat $(CHAT)
+	@exec python -m athanor chat $(CHAT)
 
 ui: setup
-	@python -m athanor ui
+	@exec python -m athanor ui
 
 deps: setup
-	@python -m athanor deps --fix
+	@exec python -m athanor deps --fix
 
 bench-data: setup
-	@python -m tools.bench_data $(BENCH)
+	@exec python -m tools.bench_data $(BENCH)
 
 bench-train: setup
-	@python -m tools.bench_train $(BENCH)
+	@exec python -m tools.bench_train $(BENCH)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,6 +47,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for tier, patterns in TIERS.items():
             if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns for name in (file, item.nodeid)):
                 item.add_marker(tier)
+                if tier == "linux" and not sys.platform.startswith("linux"):
+                    item.add_marker(pytest.mark.skip(reason="needs Linux"))
         if item.config.pluginmanager.hasplugin("xdist"):
             built = item.nodeid.startswith("tests/e2e/") and "micro" in getattr(item, "fixturenames", ())
             group = "micro" if built else file

@@ -46,7 +46,7 @@ def check_file_names(names: Sequence[str], where: str) -> None:
     for name in names:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
             raise ParamsError(f"'{name}' is no usable file name", where=where, fix="use letters, digits, - and _")
-        if names.count(name) > 1:
+        if [other.lower() for other in names].count(name.lower()) > 1:  # one file where case does not count
             raise ParamsError(f"two {where} are named '{name}'", where=where, fix="rename one")
 
 

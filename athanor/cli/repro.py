@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from athanor.base.artifacts import read_json, write_text
+from athanor.base.host import peak_bytes
 from athanor.cli import live, side, summary
 from athanor.cli.battery_gate import check_battery
 from athanor.cli.corpus_gate import check_corpus
@@ -176,7 +177,7 @@ def death_text(stage: str, message: str, oom_killed: bool) -> str:
     """How a stage died, in words, and what to do about it."""
     if message:
         return f"{stage} died: {message.splitlines()[0]}"
-    peak_gib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / GIB
+    peak_gib = peak_bytes(resource.RUSAGE_CHILDREN) / GIB
     memory = f"its largest process held {peak_gib:.1f} of {memory_bytes() / GIB:.1f} GiB"
     if oom_killed:
         cause = "the kernel has killed a process for want of memory meanwhile"

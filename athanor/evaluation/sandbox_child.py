@@ -162,8 +162,8 @@ def _drop_root() -> None:
     """Root becomes nobody. Root of a user namespace that has no such user stays the plain user that it is outside."""
     with contextlib.suppress(OSError):
         os.setgroups([])
-        os.setresgid(NOBODY, NOBODY, NOBODY)
-        os.setresuid(NOBODY, NOBODY, NOBODY)
+        os.setresgid(NOBODY, NOBODY, NOBODY)  # type: ignore[attr-defined]  # this file is for Linux
+        os.setresuid(NOBODY, NOBODY, NOBODY)  # type: ignore[attr-defined]
 
 
 def serve() -> None:

@@ -162,6 +162,8 @@ def memory(device: torch.device) -> dict[str, int | None]:
     total = None
     if device.type == "cuda":
         total = torch.cuda.mem_get_info(device)[1]
+    elif device.type == "mps":
+        total = torch.mps.recommended_max_memory()
     elif device.type == "cpu":
         total = psutil.virtual_memory().total
     return {"free_bytes": available_bytes(device), "total_bytes": total}

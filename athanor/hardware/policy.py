@@ -60,7 +60,7 @@ def precision(
     reasons = []
     for name in ("bf16", "fp16"):
         if name not in architecture.native:
-            reasons.append(f"{name} is emulated on {architecture.name}")
+            reasons.append(f"{name} is emulated or wrong on {architecture.name}")
             continue
         gain = _ratio(gflops, name)
         if gain is None:

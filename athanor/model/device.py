@@ -50,5 +50,7 @@ def limit_memory(device: torch.device) -> None:
     On a chip that shares memory with the processor, a driver out of memory
     takes the whole machine down instead of raising an error.
     """
-    if device.type == "cuda" and (share := memory_share(identify(device))) < 1.0:
+    if device.type == "mps":  # torch would go up to 1.7 times what Metal recommends, and the machine would swap
+        torch.mps.set_per_process_memory_fraction(1.0)
+    elif device.type == "cuda" and (share := memory_share(identify(device))) < 1.0:
         torch.cuda.set_per_process_memory_fraction(share, device)

@@ -29,6 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from athanor.base import host
 from athanor.model.rounded import Numerics, fast_bf16
 
 _SOURCE = Path(__file__).with_suffix(".c")
@@ -51,7 +52,9 @@ def compiled_functions() -> ctypes.CDLL | None:
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         asked = [*compiler.split(), *flags, "--version"]
         version = subprocess.run(asked, env=found, capture_output=True, check=True, timeout=60).stdout
-        key = hashlib.sha256(_SOURCE.read_bytes() + version + " ".join(flags).encode() + _processor().encode())
+        # What the processor can do: a home directory may be shared by unequal machines.
+        features = host.cpuinfo("flags", "Features") or host.processor()
+        key = hashlib.sha256(_SOURCE.read_bytes() + version + " ".join(flags).encode() + features.encode())
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "athanor"
         made = cache / f"elementwise-{key.hexdigest()[:16]}.so"
         if not made.exists():
@@ -63,14 +66,6 @@ def compiled_functions() -> ctypes.CDLL | None:
                 new.replace(made)
         return ctypes.CDLL(str(made))
     return None
-
-
-def _processor() -> str:
-    """What the processor can do: a home directory may be shared by unequal machines."""
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    return platform.processor()
 
 
 @contextlib.contextmanager

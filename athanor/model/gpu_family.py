@@ -6,12 +6,12 @@ build; there bf16 is computed through fp32 and slower than it.
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
+
+from athanor.base import host
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,9 @@ def cpu(flags: Collection[str]) -> Architecture:
     return Architecture("CPU", "cpu")
 
 
-MPS = Architecture("Apple MPS", "mps", BOTH, False, True)
+# Before torch 2.13 attention in a half format looked ahead there (pytorch#195910).
+_CAUSAL = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+MPS = Architecture("Apple MPS", "mps", BOTH if _CAUSAL else (), False, True)
 
 
 def memory_share(architecture: Architecture) -> float:
@@ -100,20 +102,11 @@ def identify(device: torch.device) -> Architecture:
         return nvidia((properties.major, properties.minor), shared)
     if device.type == "mps":
         return MPS
-    flags = _cpuinfo("flags") or _cpuinfo("Features")  # x86, ARM
-    return cpu({word for line in flags for word in line.split()})
+    return cpu(host.cpuinfo("flags", "Features").split())  # x86, ARM
 
 
 def name(device: torch.device) -> str:
     """The device's model, as its maker calls it."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    models = _cpuinfo("model name") or _cpuinfo("Model")
-    return models[0] if models else platform.processor() or platform.machine()
-
-
-def _cpuinfo(key: str) -> list[str]:
-    """Values that Linux gives for a key, one for each core."""
-    info = Path("/proc/cpuinfo")
-    rows = [line.partition(":") for line in info.read_text().splitlines()] if info.is_file() else []
-    return [value.strip() for name, _, value in rows if name.strip() == key]
+    return host.processor()

@@ -198,7 +198,7 @@ def sequence_sums(
         if not len(owner_N):
             return owner_N, np.zeros((0, columns))
         with torch.no_grad(), autocast(precision, device):
-            return owner_N, measure(model, batch.to(device)).double().cpu().numpy()
+            return owner_N, measure(model, batch.to(device)).cpu().double().numpy()  # MPS has no fp64
 
     # Side by side where torch keeps to one thread per operation; added up in order either way.
     workers = threads if device.type == "cpu" and torch.get_num_threads() == 1 else 1

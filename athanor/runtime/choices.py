@@ -86,6 +86,8 @@ def choose(
     """
     local, root = machine(), anchor()
     device = prepare(local.device, local.threads)
+    if device.type == "mps" and local.compile == AUTO:  # torch's compiler for Metal is a prototype
+        local = dataclasses.replace(local, compile="off")
     saved = next((record for record in map(_read_record, folders) if record is not None), None)
     requested = Requested(
         precision=precision,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.artifacts import digest, read_json
+from athanor.base.host import processor
 from athanor.base.strict import read_yaml
 from athanor.runtime import dvc_lock
 from athanor.runtime.closure import entries, graphs
@@ -52,11 +53,6 @@ def provenance(root: Path, params: Mapping[str, Any]) -> dict[str, Any]:
 
 def hardware() -> dict[str, Any]:
     """Host, CPU, memory, and versions of the packages that decide results, without importing them."""
-    model = platform.processor()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        lines = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
-        model = lines[0].split(":", 1)[1].strip() if lines else model
     versions = {}
     for name in PACKAGES:
         try:
@@ -65,7 +61,7 @@ def hardware() -> dict[str, Any]:
             continue
     return {
         "host": platform.node(),
-        "cpu": model,
+        "cpu": processor(),
         "cores": cores(),
         "memory_gib": round(memory_bytes() / 2**30, 1),
         "system": platform.platform(),

@@ -25,7 +25,7 @@ NO_ROOM = {
 }
 BROKEN = {
     errno.EIO: "the disk cannot be read or written here (input/output error)",
-    errno.EUCLEAN: "the file system is damaged here",
+    getattr(errno, "EUCLEAN", -1): "the file system is damaged here",
     errno.ESTALE: "the file server has lost this file",
     errno.EROFS: "the file system is read-only, as Linux makes it after an error",
 }

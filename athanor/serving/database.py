@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import psutil
+
 from athanor.base.errors import InputError
 
 BUSY_SECONDS = 10.0  # how long a write waits for one of another process, such as `athanor chat accept`
@@ -59,23 +61,19 @@ def forget_empty(db: sqlite3.Connection) -> None:
 
 # File systems of other machines, as the kernel names them, in FUSE's case after the dot.
 NETWORK = re.compile(
-    r"nfs\d?|cifs|smb\d?|smbfs|afs|9p|ceph|lustre|gpfs|beegfs|glusterfs|orangefs|pvfs2|ocfs2|gfs2|panfs|wekafs|davfs"
+    r"nfs\d?|cifs|smb\d?|smbfs|afs|afpfs|webdav|9p|ceph|lustre|gpfs|beegfs|glusterfs|orangefs|pvfs2|ocfs2|gfs2|panfs|wekafs|davfs"
     r"|fuse\.(sshfs|glusterfs|rclone|s3fs|goofys|gcsfuse|juicefs|davfs2?|ceph(-fuse)?|beegfs|mount-s3)"
 )
 
 
-def on_network(path: Path, mounts: str = "/proc/self/mounts") -> bool:
+def on_network(path: Path) -> bool:
     """Whether a file lies on another machine's disk, as far as the table of mounts tells."""
-    with suppress(OSError, UnicodeDecodeError):
-        rows = [line.split(" ") for line in Path(mounts).read_text(encoding="utf-8").splitlines()]
+    with suppress(OSError, psutil.Error):
         resolved = path.resolve()
-        mount_points = [
-            (Path(re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), row[1])), row[2]) for row in rows
-        ]
         containing = [
-            (len(mount_point.parts), number, kind)
-            for number, (mount_point, kind) in enumerate(mount_points)
-            if resolved.is_relative_to(mount_point)
+            (len(Path(mounted.mountpoint).parts), number, mounted.fstype)
+            for number, mounted in enumerate(psutil.disk_partitions(all=True))
+            if resolved.is_relative_to(mounted.mountpoint)
         ]
         # The deepest mount point decides, and the last one of those at the same place.
         return bool(containing) and NETWORK.fullmatch(max(containing)[2]) is not None

@@ -24,7 +24,8 @@ from athanor.model.tensorfile import read_tensors, write_tensors
 TENSORS, STATE = "tensors.safetensors", "state.json"
 ANCHORS = "anchors"
 KEEP = 2
-UNREADABLE = (errno.EIO, errno.ESTALE, errno.EUCLEAN)  # a bad sector, a lost server, a broken file system
+# A bad sector, a lost server, a broken file system, which not every system has a number for.
+UNREADABLE = (errno.EIO, errno.ESTALE, getattr(errno, "EUCLEAN", errno.EIO))
 _NAME = re.compile(r"step_(\d{8,})")
 
 

@@ -8,8 +8,8 @@ processor time here (20,000 page faults a step became none).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import sys
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
 _MADV_HUGEPAGE = 14
@@ -21,8 +21,6 @@ def keep_heap(expected_bytes: int) -> bool:
 
     Only with glibc on Linux. A wish to the allocator: nothing fails without it, and no result depends on it.
     """
-    if not sys.platform.startswith("linux"):
-        return False
     libc = ctypes.CDLL(None)
     if not (hasattr(libc, "gnu_get_libc_version") and hasattr(libc, "mallopt")):
         return False
@@ -34,7 +32,7 @@ def keep_heap(expected_bytes: int) -> bool:
     libc.free.argtypes = [ctypes.c_void_p]
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     libc.free(libc.malloc(expected_bytes))  # reserves addresses; pages come when they are touched
-    with open("/proc/self/maps", encoding="utf-8") as maps:
+    with contextlib.suppress(FileNotFoundError), open("/proc/self/maps", encoding="utf-8") as maps:
         for line in maps:
             if line.rstrip().endswith("[heap]"):
                 start, end = (int(address, 16) for address in line.split()[0].split("-"))

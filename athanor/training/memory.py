@@ -264,6 +264,8 @@ def available_bytes(device: torch.device) -> int | None:
     """Free memory of the device now, control-group limit respected; None where it cannot be told."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
+    if device.type == "mps":
+        return max(0, torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
     if device.type != "cpu":
         return None
     limits = []

@@ -24,6 +24,8 @@ from typing import Any
 
 import torch
 
+from athanor.base.host import peak_bytes
+
 STEP_PARTS = ("data", "forward_backward", "optimizer", "other")
 OUTSIDE_STEP = ("evaluation", "sample", "checkpoint", "vitals", "log")
 
@@ -144,14 +146,16 @@ def queue() -> tuple[float, float]:
 
 
 def memory(device: torch.device) -> dict[str, float]:
-    """`memory.bytes`: the peak of the device so far; `memory.host_bytes`: what this process holds on the host now."""
-    readings = {}
+    """`memory.bytes`: the peak of the device so far; `memory.host_bytes`: what this process holds on the host now, if told."""
+    readings = {"memory.bytes": float(peak_bytes())} if device.type == "cpu" else {}
     status = Path("/proc/self/status")
     if status.is_file():
         lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
-        readings = {"memory.host_bytes": 1024.0 * int(lines["VmRSS"].split()[0])}
+        readings["memory.host_bytes"] = 1024.0 * int(lines["VmRSS"].split()[0])
         if device.type == "cpu" and "VmHWM" in lines:
             readings["memory.bytes"] = 1024.0 * int(lines["VmHWM"].split()[0])
     if device.type == "cuda":
         readings["memory.bytes"] = float(torch.cuda.max_memory_allocated(device))
+    if device.type == "mps":  # its cache gives nothing back, so what it has taken is the most it has needed
+        readings["memory.bytes"] = float(torch.mps.driver_allocated_memory())
     return readings

@@ -83,7 +83,13 @@ class Optimizer:
             self.optimizers = [muon, AdamW(others, settings)]
 
     def step_unless(self, skip: Tensor, lr: float) -> None:
-        """One update at learning rate `lr`, or nothing at all where `skip` is true; decided on the device."""
+        """One update at learning rate `lr`, or nothing at all where `skip` is true; decided on the device.
+
+        But on MPS, where torch's fused kernel took no notice of `found_inf` (pytorch#186360): a step that is
+        refused would be learned from, so its verdict is waited for.
+        """
+        if skip.device.type == "mps" and bool(skip):
+            return
         for optimizer in self.optimizers:
             optimizer.step_unless(skip, lr)
 

@@ -66,8 +66,8 @@ class Recovery:
         settings, world = self.stepper.settings, self.stepper.world
         for replica in self.stepper.backend.replicas.models:
             replica.zero_grad(set_to_none=True)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        if self.stepper.device.type != "cpu":
+            getattr(torch, self.stepper.device.type).empty_cache()
         rows, step = settings.micro_batch_rows, self.progress.step + 1
         rows = min(rows, settings.batch_tokens // self.stepper.backend.replicas.model.config.context_tokens)
         if rows <= 1 or not may_repeat:
@@ -98,9 +98,9 @@ class Recovery:
 
     def _own_bytes(self, device: torch.device) -> float:
         """Bytes that this process holds, and that would be free without it."""
-        return (
-            torch.cuda.memory_reserved(device) if device.type == "cuda" else memory(device).get("memory.host_bytes", 0)
-        )
+        if device.type == "cuda":
+            return torch.cuda.memory_reserved(device)
+        return memory(device).get("memory.bytes" if device.type == "mps" else "memory.host_bytes", 0)
 
     # -- spikes -------------------------------------------------------------
 

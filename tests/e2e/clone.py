@@ -17,6 +17,7 @@ from athanor.base.strict import read_yaml
 from athanor.runtime import presets
 
 ROOT = Path(__file__).resolve().parents[2]
+ELSEWHERE = Path(__file__).with_name("elsewhere")  # in PYTHONPATH: what only Linux has is not there
 STAGES = {name: stage["cmd"] for name, stage in read_yaml(ROOT / "dvc.yaml")["stages"].items()}
 
 

@@ -8,11 +8,12 @@ import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+import psutil
 
 from athanor.base.artifacts import verify_files
 from athanor.base.strict import read_yaml
@@ -129,15 +130,8 @@ def _kill_pretrain(clone: Clone, log: Path) -> bool:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     time.sleep(random.uniform(0, 0.3))
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        if _is_trainer(path, clone.path):
-            os.kill(int(path.parent.name), signal.SIGKILL)
+    for process in psutil.process_iter(["cmdline", "cwd"]):
+        words, cwd = process.info["cmdline"] or (), process.info["cwd"]
+        if {"-m", "stages.pretrain"} <= {*words} and cwd == str(clone.path.resolve()):
+            process.kill()
     return child.wait(120) != 0
-
-
-def _is_trainer(cmdline: Path, cwd: Path) -> bool:
-    try:
-        words = cmdline.read_bytes().split(b"\0")
-        return b"stages.pretrain" in words and b"-m" in words and (cmdline.parent / "cwd").resolve() == cwd.resolve()
-    except OSError:
-        return False

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from athanor.hardware import measure
 from athanor.model.config import ModelConfig
 from athanor.model.device import prepare
-from athanor.training import memory
+from athanor.training import memory, meter
 from athanor.training.memory import StepFootprint
 from tests.runtime.view import ROOT
 
@@ -63,6 +64,18 @@ def test_a_gpu_that_shares_memory_is_limited_wherever_it_is_taken(chip):
         assert prepare("auto", threads).type == "cuda"
         told.append(len(limits))
     assert told == [1, 1, 2] and limits == [0.8, 0.8]  # the second has memory of its own
+
+
+def test_apple_s_gpu_takes_what_metal_recommends(monkeypatch):
+    """None is here: what torch is asked and told."""
+    limits: list[float] = []
+    answers = {"recommended_max_memory": lambda: 9, "driver_allocated_memory": lambda: 4}
+    monkeypatch.setattr(torch, "mps", SimpleNamespace(set_per_process_memory_fraction=limits.append, **answers))
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    device = prepare("auto", torch.get_num_threads())
+    assert device.type == "mps" and limits == [1.0]
+    assert memory.available_bytes(device) == 5 and measure.memory(device) == {"free_bytes": 5, "total_bytes": 9}
+    assert meter.memory(device)["memory.bytes"] == 4
 
 
 def test_there_is_one_place_where_a_device_is_taken():

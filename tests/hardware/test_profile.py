@@ -15,6 +15,7 @@ from athanor.cli import cli
 from athanor.cli.doctor.checks import hardware_profile
 from athanor.hardware import kernels, measure, profile, steps
 from athanor.hardware.measure import Bounds
+from athanor.model import gpu_family
 from athanor.model.config import ModelConfig
 from athanor.model.flops import forward_flops
 from athanor.runtime import presets
@@ -193,8 +194,11 @@ def test_without_a_profile_the_cpu_does_as_it_always_did(here):
 
 def test_the_first_training_on_an_accelerator_measures_it_and_keeps_that(here, monkeypatch):
     """Without somebody who types `athanor bench hardware` nothing was measured, and nothing compiled."""
-    accelerator, bounds, notes = torch.device("mps"), [], []
-    monkeypatch.setattr("athanor.runtime.choices.prepare", lambda *_: accelerator)
+    bounds, notes = [], []
+    monkeypatch.setattr("athanor.runtime.choices.prepare", lambda *_: torch.device("cuda"))
+    monkeypatch.setattr("athanor.runtime.choices.available_bytes", lambda device: 1 << 40)
+    monkeypatch.setattr(gpu_family, "identify", lambda device: gpu_family.nvidia((9, 0)))
+    monkeypatch.setattr(gpu_family, "name", lambda device: "H100")
 
     def measured(config, device, count, **how):
         bounds.append(how["bounds"].compile)
@@ -213,6 +217,8 @@ def test_the_first_training_on_an_accelerator_measures_it_and_keeps_that(here, m
     assert choices("long", 10**6).compile and profile.read(here)
     assert choices("other", 10**6).compile and bounds == [0.0, measure.QUICK.compile]
     assert all("first training" in note for note in notes) and len(notes) == 2
+    monkeypatch.setattr("athanor.runtime.choices.prepare", lambda *_: torch.device("mps"))
+    assert not choices("a Mac", 10**6).compile and bounds[-1] == 0.0  # its compiler is not tried
 
 
 def test_a_resume_keeps_its_choices_when_the_profile_changes(here):

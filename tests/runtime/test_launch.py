@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import shutil
@@ -11,8 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
+import psutil
 import pytest
 from ruamel.yaml import YAML
 
@@ -77,13 +76,8 @@ def finish(process, work):
 
 def members(work):
     """Process ids of the stage in this folder, apart from launchers."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if entry.name.isdigit() and os.readlink(entry / "cwd") == str(work):
-                if b"\0RANK=" in b"\0" + (entry / "environ").read_bytes():
-                    found.append(int(entry.name))
-    return found
+    processes = psutil.process_iter(["cwd", "environ"])
+    return [one.pid for one in processes if one.info["cwd"] == str(work) and "RANK" in (one.info["environ"] or {})]
 
 
 def until(condition, process, work):

@@ -48,7 +48,8 @@ class Server:
     def start(self) -> None:
         history = self.folder / "chat.sqlite3"
         command = [sys.executable, "-m", "athanor", "serve", f"--port={self.port}", f"--history={history}"]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+        folders = filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH")))
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(folders)}
         for name in ("ATHANOR_API_KEY", "DVC_ROOT"):
             environment.pop(name, None)
         with open(self.folder / "log", "ab") as log:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -46,15 +49,8 @@ def test_deleting_does_not_wait_for_the_log_while_another_reads(tmp_path, monkey
     other.close()
 
 
-TABLE = """\
-/dev/vda1 / ext4 rw 0 0
-server:/home /home nfs4 rw 0 0
-/dev/vdb /home/me/fast xfs rw 0 0
-host:/a\\040b /mnt/a\\040b fuse.sshfs rw 0 0
-//nas/x /mnt/x cifs rw 0 0
-tmpfs /mnt/x tmpfs rw 0 0
-gv0 /mnt/fuse fuse.ntfs-3g rw 0 0
-"""
+MOUNTED = {"/": "ext4", "/home": "nfs4", "/home/me/fast": "xfs", "/mnt/a b": "fuse.sshfs", "/mnt/x": "cifs",
+           "/mnt/x/": "tmpfs", "/mnt/fuse": "fuse.ntfs-3g"}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -62,10 +58,12 @@ gv0 /mnt/fuse fuse.ntfs-3g rw 0 0
     [("/tmp/c", False), ("/home/you/c", True), ("/homely/c", False), ("/home/me/fast/c", False), ("/mnt/a b/c", True),
      ("/mnt/x/c", False), ("/mnt/fuse/c", False)],
 )  # fmt: skip
-def test_file_systems_of_other_machines_are_known(tmp_path, path, shared):
-    (tmp_path / "mounts").write_text(TABLE)
-    assert on_network(tmp_path.__class__(path), str(tmp_path / "mounts")) is shared
-    assert on_network(tmp_path.__class__(path), str(tmp_path / "missing")) is False
+def test_file_systems_of_other_machines_are_known(monkeypatch, path, shared):
+    table = [SimpleNamespace(mountpoint=where, fstype=kind) for where, kind in MOUNTED.items()]
+    monkeypatch.setattr(database.psutil, "disk_partitions", lambda all: table)
+    assert on_network(Path(path)) is shared
+    monkeypatch.setattr(database.psutil, "disk_partitions", Mock(side_effect=FileNotFoundError))
+    assert on_network(Path(path)) is False
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -17,6 +17,7 @@ import pytest
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install -e '.[test]'")
 from playwright.sync_api import Browser, Error, Page, Playwright, Route, expect, sync_playwright
 
+from tests.e2e.clone import ELSEWHERE
 from tests.serving.browser import DESKTOP, PATIENCE, PHONE, Reader, Server, launched, running
 from tests.serving.parrot import CODE, LONG, MARKDOWN, PLAIN, WHO, XSS, asking, write_export
 from tests.serving.test_starters import checkout, row
@@ -1254,6 +1255,19 @@ def test_what_a_screen_reader_is_told(reader):
     choose_model(reader, "broken")
     reader.ask("x")
     expect(reader.page.get_by_role("alert").filter(has_text="model.safetensors")).to_have_count(1)
+
+
+def test_a_chat_without_what_only_linux_has(open_reader, models, tmp_path, monkeypatch):
+    """All tests here pass so: PYTHONPATH=tests/e2e/elsewhere python -m pytest tests/serving/test_page.py"""
+    monkeypatch.setenv("PYTHONPATH", str(ELSEWHERE))
+    monkeypatch.setenv("ELSEWHERE", str(tmp_path / "asked"))
+    with running(tmp_path / "server", models[:1]) as server:
+        reader = open_reader(server)
+        reader.ask(PLAIN[0])
+        assert reader.answers() == [PLAIN[1]]
+        reader.reload()
+        reader.see(".answer .prose").to_have_text(PLAIN[1])
+    assert "/" in (tmp_path / "asked").read_text()  # else nothing was taken away
 
 
 def test_nothing_to_serve_says_how_to_make_a_model(open_reader, tmp_path):

@@ -265,8 +265,9 @@ def test_filters(tmp_path):
 
 def test_source_names_are_unique_and_usable():
     one = dict(vars(source("a.txt")))
-    with pytest.raises(ParamsError, match="two sources are named 'mine'"):
-        build(DownloadParams, {"val_fraction": 0.1, "sources": [one, one]}, "download")
+    for other in ("mine", "Mine"):  # one file on a Mac
+        with pytest.raises(ParamsError, match="two sources are named 'mine'"):
+            build(DownloadParams, {"val_fraction": 0.1, "sources": [one, one | {"name": other}]}, "download")
     with pytest.raises(ParamsError, match="'a/b' is no usable file name"):
         build(DownloadParams, {"val_fraction": 0.1, "sources": [one | {"name": "a/b"}]}, "download")
     with pytest.raises(ParamsError, match="'all' means every source together"):

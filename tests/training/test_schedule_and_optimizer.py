@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -172,6 +173,13 @@ def test_a_skipped_step_changes_nothing(options):
     optimizer.step_unless(torch.tensor(True), 0.1)
     assert all(torch.equal(weight, kept) for weight, kept in zip(model.parameters(), before, strict=True))
     assert all(torch.equal(tensor, state[name]) for name, tensor in optimizer.tensors().items())
+
+
+def test_a_skipped_step_changes_nothing_where_the_fused_kernel_would_take_it():
+    """No such device is here: the kernel is not even asked, or it would refuse this verdict."""
+    model = micro.make_model()
+    give_gradients(model, 1)
+    Optimizer(model, micro.ADAMW).step_unless(SimpleNamespace(device=torch.device("mps")), 0.1)
 
 
 def test_loss_scale_halves_and_grows():
