@@ -22,7 +22,7 @@ def prepare(name: str, threads: int) -> torch.device:
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        name = "cuda" if torch.cuda.is_available() else "cpu"  # not mps, on which nobody has tried this yet
     usable = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not usable.get(name, False):
         raise InputError(f"torch cannot use device '{name}' here", where="machine.device", fix="use auto or cpu")

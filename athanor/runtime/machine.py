@@ -42,7 +42,7 @@ class Launch:
 class Machine:
     """How this machine runs a stage.
 
-    device: auto, cpu, cuda, mps (auto takes an accelerator when torch sees one).
+    device: auto, cpu, cuda, mps (auto takes an NVIDIA or AMD card when torch sees one).
     threads: compute threads, 0 for every core this process may use.
     workers: processes for data work, 0 for one per core.
     executor: who runs data work: processes of this machine, or a ray cluster (docs/cluster.md).

@@ -59,8 +59,8 @@ class AvailableModel:
 def discover(root: Path, requested: Sequence[str]) -> list[AvailableModel]:
     """The models to serve, or exactly those that `requested` (`--model`) names, in its order.
 
-    This checkout's own come first, so that no experiment is the default; each group newest first. A value of `requested` is the id of an available model, the name of an experiment, or a
-    path. InputError for one that is none of these, with the nearest.
+    This checkout's own come first (no experiment is the default), each group newest first. A value of `requested` is
+    the id of an available model, the name of an experiment, or a path; InputError for any other, with the nearest.
     """
     root = root.resolve()
     available, names = _with_experiments(root, _local(root))

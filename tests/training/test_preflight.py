@@ -180,7 +180,7 @@ def test_placement():
         setup_device(small, how, where, batch_tokens, "muon")
         assert torch.equal(torch.get_rng_state(), state)
         assert (load.replicas, load.parallel, load.micro_batch_tokens) == (replicas, min(replicas, 2), 1024)
-    assert prepare("auto", 1).type in ("cpu", "cuda", "mps")
+    assert prepare("auto", 1).type in ("cpu", "cuda")
     if not torch.cuda.is_available():
         with pytest.raises(InputError, match="cuda"):
             prepare("cuda", 1)

@@ -147,9 +147,7 @@ def _pipeline_notes(root: Path, steps: Sequence[Step], built: Mapping[str, Any])
         model, device = built["model"], machine().device
         config = model.config(model.vocab_size or built["tokenizer"].vocab_size)
         # "auto" is decided by what torch finds, and a plan loads no torch; /dev tells of NVIDIA's and AMD's drivers.
-        detected_device = "mps" if sys.platform == "darwin" else "cpu"
-        if any(Path("/dev", name).exists() for name in ("nvidia0", "kfd")):
-            detected_device = "cuda"
+        detected_device = "cuda" if any(Path("/dev", name).exists() for name in ("nvidia0", "kfd")) else "cpu"
         yield from (f"model: {text}" for text in advice(config, detected_device if device == "auto" else device))
     if actions.get("train-tokenizer") in (RUN, FOLLOWS):
         yield from memory_notes(built)
