@@ -53,9 +53,9 @@ def check_corpus(sections: Mapping[str, Any]) -> None:
                 size += len(document.text.encode())
     if whole:
         check_size(size, len(texts))
-    for source in sections["instruct"].sources:
-        if isinstance(source, MessagesSource) and source.files:
-            check_conversations(source)
+    for talks in sections["instruct"].sources:
+        if isinstance(talks, MessagesSource) and talks.files:
+            check_conversations(talks)
 
 
 def check_conversations(source: MessagesSource) -> None:

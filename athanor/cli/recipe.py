@@ -156,7 +156,7 @@ def _nested(lines: Mapping[Key, Any]) -> str:
     nested: dict[str, Any] = {}
     for key, value in lines.items():
         if not any(isinstance(part, int) for part in key):
-            inner = nested
+            inner: Any = nested
             for part in key[:-1]:
                 inner = inner.setdefault(part, {})
             inner[key[-1]] = value
@@ -178,11 +178,11 @@ def _preset(args: argparse.Namespace, facts: Mapping[str, Any], lines: Mapping[K
     from dvc.utils.serialize import dumps_yaml
 
     base = args.base or presets.DEFAULT
-    values = presets.values(FOLDER / f"{base}.yaml")
+    values: Any = presets.values(FOLDER / f"{base}.yaml")
     overlay: dict[str, Any] = {} if base == presets.DEFAULT else {"base": base}
     for key, value in lines.items():
         number = next((index for index, part in enumerate(key) if isinstance(part, int)), None)
-        inner = overlay
+        inner: Any = overlay
         for part in key[: -1 if number is None else number - 1]:
             inner = inner.setdefault(part, {})
         if number is None:

@@ -57,7 +57,7 @@ def _documents(root: Path, built: Mapping[str, Any], hub: bool) -> tuple[float, 
         if isinstance(source, PythonSource):
             tokens += PYTHON_TOKENS
         elif isinstance(source, FilesSource):
-            tokens += sum(path.stat().st_size for path in rows.find(source.globs)) / BYTES_PER_TOKEN
+            tokens += sum(path.stat().st_size for _, path in rows.find(source.globs)) / BYTES_PER_TOKEN
         else:
             tokens += (source.max_bytes or 0) / BYTES_PER_TOKEN or PYTHON_TOKENS
     return max(tokens, 1.0), BYTES_PER_TOKEN
