@@ -36,7 +36,7 @@ from athanor.training.step import Stepper
 WARM_STEPS, MIN_STEPS = 2, 4
 _LONG_RUN = 10_000  # steps: choices as for a training that compiling pays for
 DOCUMENT_TOKENS = 600  # of a made-up row's documents, about the default's mean
-REFERENCE_LOOP_SECONDS = 0.055  # of `_loop_seconds` on the machine of sizing/solve.py
+REFERENCE_LOOP_SECONDS = 0.0328  # of `_loop_seconds` on the machine of sizing/solve.py
 CPU_WATTS = 45  # of a laptop or a small server under load
 
 
