@@ -14,7 +14,7 @@ from athanor.text import rows
 
 PYTHON_TOKENS, BYTES_PER_TOKEN = 2_500_000, 3.5  # of the standard library, with 4,096 ids
 PROSE_BYTES_PER_TOKEN = 4.3
-MADE_TOKENS, WRITTEN_TOKENS = 42, 350  # of a conversation: an exercise of ours; one of a person or a large model
+MADE_TOKENS, WRITTEN_TOKENS = 47, 350  # of a conversation: an exercise of ours; one of a person or a large model
 PACKED = 0.96  # of the rows are tokens of conversations
 
 

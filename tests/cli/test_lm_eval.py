@@ -72,6 +72,16 @@ def test_an_answer_leaves_room_for_its_question():
         assert "--gen_kwargs" not in told
 
 
+@pytest.mark.parametrize(
+    "card, device, wanted", [(False, "auto", "cpu"), (True, "auto", "cuda"), (True, "cuda", "cuda"), (True, "cpu", "cpu")]
+)
+def test_the_harness_computes_on_the_device_that_is_there(card, device, wanted, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: card)
+    monkeypatch.setenv("ATHANOR_DEVICE", device)
+    words = lm_eval.arguments(Path("model"), ["piqa"], Path("out"), 128, None, [])
+    assert words[words.index("--device") + 1] == wanted
+
+
 def test_the_standard_tasks_are_those_that_are_promised():
     assert {"hellaswag", "arc_easy", "arc_challenge", "piqa", "openbookqa", "boolq", "gsm8k", "lambada_openai"} == set(
         lm_eval.STANDARD
