@@ -73,7 +73,8 @@ def test_an_answer_leaves_room_for_its_question():
 
 
 @pytest.mark.parametrize(
-    "card, device, wanted", [(False, "auto", "cpu"), (True, "auto", "cuda"), (True, "cuda", "cuda"), (True, "cpu", "cpu")]
+    "card, device, wanted",
+    [(False, "auto", "cpu"), (True, "auto", "cuda"), (True, "cuda", "cuda"), (True, "cpu", "cpu")],
 )
 def test_the_harness_computes_on_the_device_that_is_there(card, device, wanted, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: card)
