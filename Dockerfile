@@ -34,11 +34,12 @@ COPY --chown=athanor athanor/hardware/cards.py athanor/hardware/
 ARG CHIP=cpu
 # Of a public index: a build argument stays in the image's history, so none with a password belongs here.
 ARG TORCH_INDEX=
-RUN CHIP=${CHIP} TORCH_INDEX=${TORCH_INDEX} PIP_NO_CACHE_DIR=1 python3 tools/install.py
+RUN CHIP=${CHIP} TORCH_INDEX=${TORCH_INDEX} PIP_NO_CACHE_DIR=1 python3 -B tools/install.py
 
 COPY --chown=athanor . .
-# By this list tools/entry.sh sees what a volume of an earlier image holds.
-RUN find . -path ./.venv -prune -o -type f ! -name .image -print0 | sort -z | xargs -0 sha256sum > .image
+# The code, by which tools/entry.sh sees what a volume of an earlier image holds; parameters and results are none.
+RUN find . \( -path ./.venv -o -path ./metrics -o -path ./plots \) -prune -o -type f \
+        ! -path ./params.yaml ! -path ./dvc.lock ! -path ./.image -print0 | sort -z | xargs -0 sha256sum > .image
 
 # DVC's state database lives in /var/tmp by default and would be lost with the
 # container: every start would hash all data again. HOME holds caches of the hub and of compilers.

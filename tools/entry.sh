@@ -9,22 +9,24 @@ if [ ! -e dvc.yaml ] && ls -A | grep -qvxE '\.athanor|\.dvc|lost\+found'; then
     echo "the folder at $PWD is neither empty nor a checkout: mount another one" >&2
     exit 1
 fi
-mkdir -p .athanor/home .dvc/tmp
+mkdir -p .athanor/home .dvc/tmp data models
 
-# All but the parameters, which are the volume's own from the first start on.
+# The first time all that the image holds; later the code only: parameters and results are the volume's own.
 take() {
     touch .athanor/taking # gone when all is there: a kill in between is made good by the next start
-    [ ! -e .athanor/image ] || code .athanor/image | xargs -d '\n' rm -f --
-    [ ! -e params.yaml ] || set -- --exclude=./params.yaml
-    tar -C "$image" --exclude=./.venv --exclude=./.image "$@" -cf - . | tar -xf -
+    if [ -e .athanor/image ]; then
+        code .athanor/image | xargs -d '\n' rm -f --
+        code "$image/.image" | tar -C "$image" -T - -cf - | tar -xf -
+    else
+        tar -C "$image" --exclude=./.venv --exclude=./.image -cf - . | tar -xf -
+    fi
     [ -e .git ] || git init -q -b main # a queued experiment needs a Git repository
-    code "$image/.image" | xargs -d '\n' git add -- params.yaml
-    git -c user.name=athanor -c user.email=athanor@localhost commit -q --allow-empty -am "code of the image"
+    git add -A
+    git -c user.name=athanor -c user.email=athanor@localhost commit -q --allow-empty -m "code of the image"
     cp "$image/.image" .athanor/image
     rm .athanor/taking
 }
-code() { cut -c67- "$1" | grep -vxF ./params.yaml; }
-untouched() { grep -v ' ./params.yaml$' .athanor/image | sha256sum --check --status 2>/dev/null; }
+code() { cut -c67- "$1"; }
 
 exec 9>.athanor/container.lock
 if flock -n 9; then
@@ -32,7 +34,7 @@ if flock -n 9; then
     if [ ! -e dvc.yaml ] || [ -e .athanor/taking ]; then
         take
     elif [ -e .athanor/image ] && ! cmp -s .athanor/image "$image/.image"; then
-        if untouched; then
+        if sha256sum --check --status .athanor/image 2>/dev/null; then
             take
         else
             echo "the code in this volume was edited and stays; for that of the image: git stash, and start again" >&2

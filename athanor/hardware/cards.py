@@ -93,7 +93,7 @@ def advice(card: Card) -> str:
     """What to type so that torch fits the card."""
     name = build(card)
     if not name:
-        return f"install NVIDIA's driver 580 or newer (here is {card.driver})"
+        return f"NVIDIA's driver 580 or newer (here is {card.driver}); a card below compute capability 5.0 has no torch any more"
     newest = f"   (torch {NEWEST[name]} is its last)" if name in NEWEST else ""
     return f"TORCH_INDEX={INDEX}{name} make{newest}"
 

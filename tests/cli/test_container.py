@@ -87,10 +87,3 @@ def test_values_stay_where_they_are(say, monkeypatch):
     said = say("run") + say("build")
     assert "planted" not in said and "--build-arg TORCH_INDEX" in said and "/home/me" not in said
     assert "--env HF_TOKEN --env MLFLOW_TRACKING_PASSWORD --env NCCL_P2P_DISABLE athanor" in command(said)
-
-
-def test_devices_are_entered_by_the_groups_that_own_them(tmp_path):
-    assert container.owners(tmp_path) == ["video", "render"]
-    (tmp_path / "dri").mkdir()
-    (tmp_path / "dri" / "renderD128").touch()
-    assert container.owners(tmp_path) == [str((tmp_path / "dri" / "renderD128").stat().st_gid)]

@@ -7,45 +7,51 @@ import pytest
 from athanor.hardware import cards
 from athanor.hardware.cards import Card
 
-CPU = {"version": "2.13.0+cpu", "cuda": None, "hip": None, "archs": []}
-CUDA = {"version": "2.13.0", "cuda": "13.0", "hip": None, "archs": "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120".split()}
-ROCM = {"version": "2.13.0+rocm7.2", "cuda": None, "hip": "7.2.26", "archs": ["gfx1100", "gfx1151", "gfx906"]}
-OLD_ROCM = ROCM | {"version": "2.9.1+rocm6.3", "hip": "6.3.4", "archs": []}
-CU126 = CUDA | {"cuda": "12.6", "archs": "sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90".split()}
-PTX = CUDA | {"archs": ["sm_90", "compute_90"]}
-MI50, HALO = Card("rocm", "gfx906", "AMD"), Card("rocm", "gfx1151", "AMD")
+HALO = Card("rocm", "gfx1151", "AMD")
+# Builds of torch: CUDA, ROCm, kernels.
+TORCH = {
+    "cpu": (None, None, ""),
+    "cu130": ("13.0", None, "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"),
+    "cu128": ("12.8", None, "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"),
+    "cu126": ("12.6", None, "sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90"),
+    "ptx": ("12.8", None, "sm_90 compute_90"),
+    "rocm7.2": (None, "7.2.26", "gfx906 gfx1100 gfx1151"),
+    "rocm6.3": (None, "6.3.4", "gfx906 gfx1100"),
+    "unknown": (None, "7.0", ""),
+}
+# A card with its driver, the build that is advised, all builds that compute on it.
+CARDS = """
+gfx906 rocm6.3 rocm6.3
+gfx1151 rocm7.2 rocm7.2 unknown
+gfx1201 rocm7.2 unknown
+sm_35/470 -
+sm_50/580 cu126 cu126
+sm_61/580 cu126 cu126
+sm_70/535 cu126 cu126
+sm_75/580 cu130 cu130 cu128 cu126
+sm_89/550 cu126 cu128 cu126
+sm_89/580 cu130 cu130 cu128 cu126
+sm_89/470 -
+sm_90/580 cu130 cu130 cu128 cu126 ptx
+sm_120/575 cu128 cu128 ptx
+sm_120/580 cu130 cu130 cu128 ptx
+"""
 
 
-@pytest.mark.parametrize("card, index", [
-    (MI50, "rocm6.3"), (HALO, "rocm7.2"), (Card("rocm"), "rocm7.2"), (Card("cuda"), "cu130"),
-    (Card("cuda", "sm_61", driver=580), "cu126"), (Card("cuda", "sm_70", driver=580), "cu126"),
-    (Card("cuda", "sm_75", driver=580), "cu130"), (Card("cuda", "sm_89", driver=550), "cu126"),
-    (Card("cuda", "sm_120", driver=580), "cu130"), (Card("cuda", "sm_120", driver=575), "cu128"),
-    (Card("cuda", "sm_89", driver=470), ""), (Card("cuda", "sm_35", driver=470), ""),
-])  # fmt: skip
-def test_the_build_for_a_card(card, index):
-    assert cards.build(card) == index
-    assert (f"TORCH_INDEX={cards.INDEX}{index} make" if index else "driver") in cards.advice(card)
-
-
-@pytest.mark.parametrize("torch, card, fits", [
-    (CPU, HALO, False), (CPU, Card("cuda"), False), (CUDA, HALO, False), (ROCM, Card("cuda"), False),
-    (ROCM, HALO, True), (ROCM, MI50, False), (OLD_ROCM, MI50, True), (ROCM, Card("rocm", "gfx1201"), False),
-    (ROCM, Card("rocm"), True), (CUDA, Card("cuda", "sm_61"), False), (CU126, Card("cuda", "sm_61"), True),
-    (CUDA, Card("cuda", "sm_89", driver=580), True), (CUDA, Card("cuda", "sm_89", driver=550), False),
-    (CU126, Card("cuda", "sm_120"), False), (PTX, Card("cuda", "sm_120"), True), (PTX, Card("cuda", "sm_80"), False),
-])  # fmt: skip
-def test_a_torch_fits_where_it_has_kernels(torch, card, fits, monkeypatch):
+@pytest.mark.parametrize("line", CARDS.split("\n")[1:-1])
+def test_a_card_gets_the_build_that_has_kernels_for_it_and_others_are_refused(line, monkeypatch):
     monkeypatch.delenv("HSA_OVERRIDE_GFX_VERSION", raising=False)
-    assert (cards.misfit(torch, [card]) == "") is fits
-    assert cards.misfit(torch, []) == "" and cards.misfit(torch, [card, card]) == cards.misfit(torch, [card])
-
-
-def test_the_build_that_is_advised_fits(monkeypatch):
-    """No advice that leads to the next refusal."""
-    for card in [MI50, HALO, *(Card("cuda", f"sm_{n}", driver=580) for n in (50, 61, 70, 75, 86, 89, 90, 100, 120))]:
-        torch = {"rocm6.3": OLD_ROCM, "rocm7.2": ROCM, "cu126": CU126, "cu130": CUDA}[cards.build(card)]
-        assert not cards.misfit(torch, [card])
+    name, index, *fitting = line.split()
+    arch, _, driver = name.partition("/")
+    card = Card("cuda" if driver else "rocm", arch, driver=int(driver or 0))
+    assert cards.build(card) == index.strip("-")
+    assert (f"TORCH_INDEX={cards.INDEX}{index} make" if fitting else "driver 580") in cards.advice(card)
+    for build, (cuda, hip, kernels) in TORCH.items():
+        torch = {"version": build, "cuda": cuda, "hip": hip, "archs": kernels.split()}
+        assert (cards.misfit(torch, [card]) == "") is (build in fitting), build
+        # Enough that one card can be computed on; and of one that was only named, the kind counts.
+        assert (cards.misfit(torch, [HALO, card]) == "") is (build in fitting or build in ("rocm7.2", "unknown"))
+        assert (cards.misfit(torch, [Card(card.chip)]) == "") is bool(hip if card.chip == "rocm" else cuda)
 
 
 def machine(monkeypatch, tmp_path, smi: str = "", targets: tuple[int, ...] = ()):

@@ -46,6 +46,9 @@ def test_torch_follows_the_card(checkout, monkeypatch, capsys):
     cards[:] = [MI50]
     assert "whl/rocm6.3 make" in refused() and install.torch_of(install.PYTHON) == {}  # before gigabytes are fetched
 
+    monkeypatch.setenv("TORCH_INDEX", (folder / "pypi").as_uri())
+    assert "does not fit AMD (gfx906): it was built for cuda" in refused() and not install.STAMP.exists()
+
     # PyPI's is newer, and the index that was named is asked alone.
     monkeypatch.setenv("TORCH_INDEX", (folder / "rocm").as_uri())
     install.main()
@@ -68,10 +71,3 @@ def test_torch_follows_the_card(checkout, monkeypatch, capsys):
     monkeypatch.setenv("TORCH_INDEX", (folder / "pypi").as_uri())
     install.main()
     assert install.torch_of(install.PYTHON)["version"] == "2.13.0"
-
-
-def test_a_torch_for_cuda_is_no_torch_for_amd(checkout, monkeypatch):
-    folder, cards = checkout
-    cards[:] = [MI50]
-    monkeypatch.setenv("TORCH_INDEX", (folder / "pypi").as_uri())
-    assert "does not fit AMD (gfx906): it was built for cuda" in refused() and not install.STAMP.exists()
