@@ -67,8 +67,8 @@ def pip(*args: str, check: bool = True, index: str = "") -> subprocess.Completed
     if index and os.environ.get("TORCH_INDEX"):
         command += ["-r", "/dev/stdin"]
         requirements = f"{index} ${{TORCH_INDEX}}\n"
-        if index == ONLY:  # in place of what pip is configured with, which an empty value would not replace
-            environment |= {"PIP_EXTRA_INDEX_URL": os.environ["TORCH_INDEX"], "PIP_FIND_LINKS": str(VENV)}
+        if index == ONLY:  # it replaces other indexes, but not a folder of wheels that pip is configured with
+            environment["PIP_FIND_LINKS"] = str(VENV)
     done = subprocess.run(command, capture_output=True, text=True, input=requirements, env=environment)
     if check and done.returncode:
         errors = [line for line in done.stderr.splitlines() if "ERROR" in line] or done.stderr.splitlines()[-5:]

@@ -21,11 +21,11 @@ def checkout(tmp_path, monkeypatch):
         monkeypatch.setattr(install, name, tmp_path / path)
     monkeypatch.setattr(install, "REQUIREMENTS", tmp_path / "requirements.txt")
     monkeypatch.setattr(install.sys, "prefix", str(tmp_path))  # a project's environment: its torch is not shared
-    for name in ("TORCH_INDEX", "CHIP", "PIP_NO_INDEX"):
+    for name in ("TORCH_INDEX", "CHIP", "PIP_NO_INDEX", "PIP_FIND_LINKS"):
         monkeypatch.delenv(name, raising=False)
-    (tmp_path / "pip.conf").write_text(f"[global]\nextra-index-url = {(tmp_path / 'pypi').as_uri()}\n")
+    links = f"extra-index-url = {(tmp_path / 'pypi').as_uri()}\nfind-links = {tmp_path}/pypi/torch"
+    (tmp_path / "pip.conf").write_text(f"[global]\n{links}\n")
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     monkeypatch.setenv("PIP_INDEX_URL", (tmp_path / "pypi").as_uri())
     wheel(tmp_path / "pypi", "2.13.0", cuda="13.0")
     wheel(tmp_path / "rocm", "2.9.1+rocm6.3", hip="6.3.4")
