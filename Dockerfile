@@ -1,55 +1,58 @@
-# One file for CPU, CUDA and ROCm: the base image brings torch (or does not, for CPU).
+# One file for CPU, CUDA and ROCm. `athanor container build` writes the command for the card of this machine:
 #
-#   docker build -t athanor .                                              CPU
-#   docker build -t athanor --build-arg BASE=pytorch/pytorch:2.9.1-cuda12.8-cudnn9-runtime .
-#   docker build -t athanor --build-arg BASE=rocm/pytorch:latest .
+#   docker build -t athanor:cpu --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu .
+#   docker build -t athanor:cuda --build-arg CHIP=cuda .
+#   docker build -t athanor:rocm --build-arg CHIP=rocm --build-arg TORCH_INDEX=https://download.pytorch.org/whl/rocm7.2 .
+#   docker build -t athanor:rocm --build-arg CHIP=rocm --build-arg BASE=rocm/pytorch:TAG .      (keeps the torch of the base)
 #
-#   docker run --stop-timeout 300 -v athanor-data:/athanor/data -v athanor-models:/athanor/models \
-#     -v athanor-state:/athanor/.athanor -v athanor-cache:/athanor/.dvc/cache -v athanor-site:/athanor/.dvc/site athanor
-#
-# For a GPU the run needs more options: docs/machine.md, Containers.
-#
-# The volumes hold what is worth keeping: outputs, checkpoint slots and journals
-# (with the tracking database), DVC's cache and its state.
+# and `athanor container run` the one to start it. The image's own code and packages lie in /opt/athanor; /athanor is
+# the one volume, with a copy of the code and all that is made: docs/machine.md, Containers.
 ARG BASE=python:3.12-slim
 FROM ${BASE}
+USER root
 
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends gcc git libc6-dev make tini util-linux python3-venv \
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
+       gcc git libc6-dev make tini util-linux python3-venv \
     && rm -rf /var/lib/apt/lists/*
 
 # Not root: root ignores the read-only bit of cached outputs, and a stage that
-# wrote through a hard link would corrupt DVC's cache.
-RUN useradd --create-home --uid 1000 athanor
-WORKDIR /athanor
-RUN chown athanor /athanor
+# wrote through a hard link would corrupt DVC's cache. The same number in every
+# image, so that one volume serves all; in Ubuntu's from 24.04 on it is taken.
+RUN other=$(getent passwd 1000 | cut -d: -f1); [ -z "$other" ] || userdel "$other"; \
+    useradd --create-home --uid 1000 athanor && mkdir -p /athanor /opt/athanor && chown athanor /athanor /opt/athanor
 USER athanor
+WORKDIR /opt/athanor
+# Where vendors' images keep the Python that has torch: ROCm's in /opt/venv, older ones of PyTorch's in /opt/conda.
+ENV PATH=/opt/athanor/.venv/bin:/opt/venv/bin:/opt/conda/bin:${PATH}
 
 # Dependencies first, so that a change of code does not install them again.
-# tools/install.py keeps a torch that the base image already has.
+# tools/install.py keeps a torch that the base image already has. A build sees no card, so the chip is named.
 COPY --chown=athanor requirements.txt ./
 COPY --chown=athanor tools/install.py tools/
+COPY --chown=athanor athanor/hardware/cards.py athanor/hardware/
+ARG CHIP=cpu
 # Of a public index: a build argument stays in the image's history, so none with a password belongs here.
 ARG TORCH_INDEX=
-RUN TORCH_INDEX=${TORCH_INDEX} python3 tools/install.py
+RUN CHIP=${CHIP} TORCH_INDEX=${TORCH_INDEX} PIP_NO_CACHE_DIR=1 python3 -B tools/install.py
 
 COPY --chown=athanor . .
-# A queued experiment needs a Git repository; a build context without .git gets one.
-RUN git rev-parse -q --verify HEAD >/dev/null 2>&1 \
-    || (git init -q -b main && git add -A && git -c user.name=athanor -c user.email=athanor@localhost commit -qm image)
+# The code, by which tools/entry.sh sees what a volume of an earlier image holds; parameters and results are none.
+RUN find . \( -path ./.venv -o -path ./metrics -o -path ./plots \) -prune -o -type f \
+        ! -path ./params.yaml ! -path ./dvc.lock ! -path ./.image -print0 | sort -z | xargs -0 sha256sum > .image
 
 # DVC's state database lives in /var/tmp by default and would be lost with the
-# container: every start would hash all data again.
+# container: every start would hash all data again. HOME holds caches of the hub and of compilers.
 ENV DVC_SITE_CACHE_DIR=/athanor/.dvc/site \
     MLFLOW_TRACKING_URI=sqlite:////athanor/.athanor/mlflow.db \
-    PATH=/athanor/.venv/bin:${PATH} \
+    HOME=/athanor/.athanor/home \
+    LOGNAME=athanor \
     PYTORCH_ALLOC_CONF=expandable_segments:True
-# A named volume takes the owner of the directory it covers; one that does not exist would belong to root.
-RUN mkdir -p data models .athanor .dvc/cache .dvc/site
-VOLUME ["/athanor/data", "/athanor/models", "/athanor/.athanor", "/athanor/.dvc/cache", "/athanor/.dvc/site"]
+WORKDIR /athanor
+VOLUME ["/athanor"]
 
 # SIGINT reaches dvc and the stage (tini -g): dvc waits while the stage saves.
 # SIGTERM would end dvc at once and the kernel would kill the trainer with it.
 STOPSIGNAL SIGINT
-ENTRYPOINT ["tini", "-g", "--", "tools/entry.sh"]
-CMD ["make", "repro"]
+ENTRYPOINT ["tini", "-g", "--", "/opt/athanor/tools/entry.sh"]
+CMD ["athanor", "repro"]

@@ -37,7 +37,7 @@ def test_a_password_of_the_package_index_is_on_no_command_line_and_in_no_message
     monkeypatch.setattr(install, "PYTHON", script(tmp_path / "python", text))
     monkeypatch.setenv("TORCH_INDEX", "https://me:planted-secret@index.example/simple")
     with pytest.raises(SystemExit) as ended:
-        install.pip("install", "torch", index=True)
+        install.pip("install", "torch", index=install.ALSO)
     assert "planted-secret" not in str(ended.value) and "https://***@index.example/simple" in str(ended.value)
     assert "planted-secret" not in seen.read_text() and "--extra-index-url ${TORCH_INDEX}" in seen.read_text()
 

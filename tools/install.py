@@ -5,9 +5,11 @@
 Torch is handled apart from the rest. One that the interpreter already has is
 used as it is; on a machine without a GPU a CPU build is taken whenever the
 configured package sources offer one, because the default Linux build pulls
-gigabytes of CUDA packages. TORCH_INDEX names an extra package index to look
-for torch in (a CPU, CUDA or ROCm one, see pytorch.org). It may hold a password:
-pip reads it from the environment, so that no list of processes shows it.
+gigabytes of CUDA packages. A torch that does not fit the card found is
+refused, with the index that has one. TORCH_INDEX names a package index: torch
+comes from there and from nowhere else. It may hold a password: pip reads it
+from the environment, so that no list of processes shows it. CHIP=cpu, cuda or
+rocm names the chip instead of looking for it, and is remembered.
 """
 
 from __future__ import annotations
@@ -17,21 +19,30 @@ import json
 import os
 import re
 import shlex
+import site
 import subprocess
 import sys
 import time
 import venv
 from pathlib import Path
+from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from athanor.hardware import cards as chips  # noqa: E402  (the standard library only)
+
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "athanor-install.json"
 REQUIREMENTS = ROOT / "requirements.txt"
 TORCH_PIN = "2.13.0"
 TORCH_RANGE = "torch>=2.9,<2.14"
+ONLY, ALSO = "--index-url", "--extra-index-url"
 EXTRA = "xllamacpp==2026.10.11549"
-PROBE = "import torch; v = tuple(int(x) for x in torch.__version__.split('+')[0].split('.')[:2]); assert (2, 9) <= v < (2, 14)"
+PROBE = """import json, torch
+flags = getattr(getattr(torch, "_C", None), "_cuda_getArchFlags", str)() or ""
+print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip,
+                  "archs": [flag.partition(":")[0] for flag in flags.split()]}))"""
 
 
 def wanted() -> str:
@@ -39,28 +50,26 @@ def wanted() -> str:
     return hashlib.sha256(text).hexdigest()
 
 
-def installed() -> bool:
-    return PYTHON.exists() and STAMP.exists() and json.loads(STAMP.read_text()).get("digest") == wanted()
+def stamp() -> dict:
+    return json.loads(STAMP.read_text()) if PYTHON.exists() and STAMP.exists() else {}
 
 
-def has_torch(python: Path | str) -> bool:
-    return subprocess.run([str(python), "-c", PROBE], capture_output=True).returncode == 0
+def torch_of(python: Path | str) -> dict:
+    """Version, CUDA, ROCm and kernels of an interpreter's torch; empty if it has none in range."""
+    said = subprocess.run([str(python), "-c", PROBE], capture_output=True, text=True)
+    torch = json.loads(said.stdout) if said.returncode == 0 else {}
+    return torch if torch and (2, 9) <= tuple(map(int, torch["version"].split(".")[:2])) < (2, 14) else {}
 
 
-def gpu() -> str:
-    """ "nvidia", "amd" or "" by the device files that their drivers create."""
-    if Path("/dev/nvidiactl").exists():
-        return "nvidia"
-    return "amd" if Path("/dev/kfd").exists() else ""
-
-
-def pip(*args: str, check: bool = True, index: bool = False) -> subprocess.CompletedProcess[str]:
+def pip(*args: str, check: bool = True, index: str = "") -> subprocess.CompletedProcess[str]:
     command = [str(PYTHON), "-m", "pip", *args]
-    requirements = ""
+    requirements, environment = "", dict(os.environ)
     if index and os.environ.get("TORCH_INDEX"):
         command += ["-r", "/dev/stdin"]
-        requirements = "--extra-index-url ${TORCH_INDEX}\n"
-    done = subprocess.run(command, capture_output=True, text=True, input=requirements)
+        requirements = f"{index} ${{TORCH_INDEX}}\n"
+        if index == ONLY:  # it replaces other indexes, but not a folder of wheels that pip is configured with
+            environment["PIP_FIND_LINKS"] = str(VENV)
+    done = subprocess.run(command, capture_output=True, text=True, input=requirements, env=environment)
     if check and done.returncode:
         errors = [line for line in done.stderr.splitlines() if "ERROR" in line] or done.stderr.splitlines()[-5:]
         told = re.sub(r"(://)[^\s/@]+@", r"\1***@", "\n".join(errors))
@@ -72,35 +81,60 @@ def say(text: str) -> None:
     print(f"install: {text}", flush=True)
 
 
-def make_venv() -> None:
+def make_venv(cards: list[chips.Card]) -> None:
     if PYTHON.exists():
         return
-    # Of another environment only the base would be shared, and not the torch in it.
-    shared = sys.prefix == sys.base_prefix and has_torch(sys.executable)
-    say("creating .venv" + (" on top of the torch that is already installed" if shared else ""))
+    # An environment that this user can change is a project's, and its torch may go any day; others belong to the machine.
+    project = sys.prefix != sys.base_prefix and os.access(sys.prefix, os.W_OK)
+    torch = {} if project else torch_of(sys.executable)
+    if wrong := torch and chips.misfit(torch, cards):
+        say(f"{sys.executable} is not built on: {wrong}")
+    shared = bool(torch) and not wrong
+    say("creating .venv" + (f" on top of torch {torch['version']}, which is already installed" if shared else ""))
     try:
         venv.EnvBuilder(with_pip=True, symlinks=True, system_site_packages=shared).create(VENV)
     except (subprocess.CalledProcessError, OSError):
         sys.exit("cannot create a virtual environment: this Python lacks ensurepip (Debian: apt install python3-venv)")
+    if shared and sys.prefix != sys.base_prefix:  # an environment on top of another one sees its base only
+        (folder,) = VENV.glob("lib/python*/site-packages")
+        (folder / "base.pth").write_text("\n".join(site.getsitepackages()) + "\n")
 
 
-def install_torch() -> None:
-    if has_torch(PYTHON):
-        return
-    say(f"torch {TORCH_PIN}" + ("" if gpu() else " (CPU build)"))
-    if not gpu():
-        if pip("install", f"torch=={TORCH_PIN}+cpu", check=False, index=True).returncode == 0:
-            return
-        plan = pip("install", "--dry-run", "--quiet", "--report", "-", TORCH_RANGE, check=False, index=True)
-        names = (
-            [item["metadata"]["name"] for item in json.loads(plan.stdout)["install"]] if plan.returncode == 0 else []
-        )
-        if any(name.startswith(("nvidia", "cuda", "triton")) for name in names):
-            say("no CPU build of torch is on offer here; taking the default build, several GB with CUDA packages")
-            say("to avoid that: set TORCH_INDEX to the CPU index named on pytorch.org and run again")
-    elif gpu() == "amd" and not os.environ.get("TORCH_INDEX"):
-        say("an AMD GPU is here: set TORCH_INDEX to the ROCm index named on pytorch.org to use it")
-    pip("install", TORCH_RANGE, index=True)
+def install_torch(cards: list[chips.Card]) -> dict:
+    torch = torch_of(PYTHON)
+    if torch and not chips.misfit(torch, cards):
+        return torch
+    if os.environ.get("TORCH_INDEX"):
+        say(f"{TORCH_RANGE} from TORCH_INDEX")
+        asked = ["install", "--dry-run", "--quiet", "--report", "-", "--ignore-installed", "--no-deps", TORCH_RANGE]
+        report = json.loads(pip(*asked, index=ONLY).stdout)
+        # Which one is settled there, because PyPI's may be newer; what it needs may come from both.
+        pip("install", f"torch=={report['install'][0]['metadata']['version']}", index=ALSO)
+    elif cards:
+        if torch or chips.build(cards[0]) != chips.ON_PYPI:
+            refuse(torch, cards)
+        say(f"torch {TORCH_PIN} for {cards[0]}")
+        pip("install", TORCH_RANGE)
+    else:
+        say(f"torch {TORCH_PIN} (CPU build)")
+        if pip("install", f"torch=={TORCH_PIN}+cpu", check=False).returncode:
+            plan = pip("install", "--dry-run", "--quiet", "--report", "-", TORCH_RANGE, check=False)
+            found = json.loads(plan.stdout)["install"] if plan.returncode == 0 else []
+            if any(item["metadata"]["name"].startswith(("nvidia", "cuda", "triton")) for item in found):
+                say("no CPU build of torch is on offer here; taking the default build, several GB with CUDA packages")
+                say(f"to avoid that: TORCH_INDEX={chips.INDEX}cpu make")
+            pip("install", TORCH_RANGE)
+    torch = torch_of(PYTHON)
+    if not torch or chips.misfit(torch, cards):
+        refuse(torch, cards)
+    return torch
+
+
+def refuse(torch: dict, cards: list[chips.Card]) -> NoReturn:
+    if not cards:
+        sys.exit(f"the torch in .venv cannot be imported: .venv/bin/python -c 'import torch' says why; {TORCH_RANGE}")
+    why = chips.misfit(torch, cards) if torch else f"here is {cards[0]}, and no torch for it"
+    sys.exit(f"{why}\n  {chips.advice(cards[0])}\nto compute on the processor all the same: CHIP=cpu make")
 
 
 def write_launcher() -> None:
@@ -113,18 +147,26 @@ def write_launcher() -> None:
 def main() -> None:
     if sys.version_info < (3, 11):  # noqa: UP036  (whoever runs this may have an older one)
         sys.exit(f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}; try make PYTHON=python3.12")
-    if installed():
-        return
+    before = stamp()
+    chip = os.environ.get("CHIP") or before.get("chip", "auto")
+    if chip not in (*chips.CHIPS, "auto"):
+        sys.exit(f"CHIP={chip}: one of {', '.join(chips.CHIPS)}, auto")
+    cards = chips.find(chip)
+    if before.get("digest") == wanted() and before["chip"] == chip:
+        if not chips.misfit(before["torch"], cards):
+            return
+        if not os.environ.get("TORCH_INDEX"):
+            refuse(before["torch"], cards)
     started = time.monotonic()
-    make_venv()
-    install_torch()
+    make_venv(cards)
+    torch = install_torch(cards)
     count = sum(1 for line in REQUIREMENTS.read_text().splitlines() if "==" in line)
     say(f"{count} pinned packages, a minute or two")
     pip("install", "-r", str(REQUIREMENTS))
     if pip("install", EXTRA, check=False).returncode:
         say(f"optional {EXTRA} has no build for this platform; exports will not be checked against llama.cpp")
     write_launcher()
-    STAMP.write_text(json.dumps({"digest": wanted()}))
+    STAMP.write_text(json.dumps({"digest": wanted(), "chip": chip, "torch": torch}))
     say(f"done in {time.monotonic() - started:.0f} s")
 
 

@@ -23,6 +23,9 @@ from athanor.runtime.store import EXPERIMENT
 
 
 def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine only)"
+    )
     parser.add_argument("--port", type=int, default=5000)
 
 
@@ -46,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     # Not as an argument, which every user of the machine can read.
     environment = {**os.environ, **mlflow_settings, "MLFLOW_BACKEND_STORE_URI": uri}
     command = [sys.executable, "-m", "mlflow", "server"]
-    command += ["--host", "127.0.0.1", "--port", str(args.port), "--workers", "1"]
+    command += ["--host", args.host, "--port", str(args.port), "--workers", "1"]
     if _is_listening(args.port):
         problem = f"something listens on port {args.port} already"
         raise InputError(problem, where="athanor ui", fix=f"athanor ui --port {args.port + 1}, or stop it")
