@@ -128,12 +128,6 @@ def program() -> list[str]:
     raise InputError("lm-evaluation-harness is not installed", where="athanor lm-eval", fix=INSTALL)
 
 
-def _device() -> list[str]:
-    """Where the harness computes, by the machine settings; on a card it finds the largest batch that fits by itself."""
-    on_card = machine().device in ("auto", "cuda") and torch.cuda.is_available()
-    return ["--device", "cuda", "--batch_size", "auto"] if on_card else ["--device", "cpu", "--batch_size", "8"]
-
-
 def arguments(
     model: Path, tasks: Sequence[str], out: Path, context_tokens: int, limit: int | None, include: Sequence[Path]
 ) -> list[str]:
@@ -142,7 +136,9 @@ def arguments(
     # float32: as the parity checks compute. <|bos|> once: rolling tasks get it as the prefix, and would score it as text
     # where the tokenizer adds it, too.
     settings = f"pretrained={model},dtype=float32,max_length={context_tokens},add_bos_token={not rolling}"
-    argv = ["run", "--model", "hf", "--model_args", settings, "--tasks", ",".join(tasks), *_device()]
+    argv = ["run", "--model", "hf", "--model_args", settings, "--tasks", ",".join(tasks)]
+    on_card = machine().device in ("auto", "cuda") and torch.cuda.is_available()
+    argv += ["--device", "cuda", "--batch_size", "auto"] if on_card else ["--device", "cpu", "--batch_size", "8"]
     argv += ["--seed", "0", "--output_path", str(out), "--log_samples"]
     if not rolling and context_tokens < 2 * ANSWER_TOKENS:
         # The harness keeps its own number free for an answer, whatever the context, and asserts that some is left.

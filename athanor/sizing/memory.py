@@ -45,7 +45,7 @@ def parts(config: ModelConfig, footprint: StepFootprint, devices: int = 1) -> Pa
     blocks = config.layers * saved.block.bytes(rows, T)
     if footprint.checkpointing:
         blocks = config.layers * 4 * config.dim * tokens + saved.block.bytes(rows, T)
-    chunk = min(tokens, chunk_rows(torch.device("cuda"), config.vocab_size))
+    chunk = min(tokens, chunk_rows(torch.device("meta"), config.vocab_size))
     return Parts(
         4 * weights / devices,
         4 * weights / devices,

@@ -85,7 +85,7 @@ def test_accepted_corrections_become_rows_that_the_real_source_reads(store, atha
     (values,) = YAML(typ="safe").load(source)
     made = strict.build(MessagesSource, values, "instruct.sources.0")
     sizes = YAML(typ="safe").load(sizes)
-    assert strict.build(SftSource, sizes[made.name], "sft_data") == SftSource(1, 1, None)
+    assert strict.build(SftSource, sizes[made.name], "sft_data") == SftSource()
     left_out = []
     rows = list(messages.conversations(made, 0.1, leave_out=left_out.append))
     assert len(rows) == 3 and not left_out

@@ -47,7 +47,7 @@ def test_classifiers_that_stepped_aside_are_told(root: Path) -> None:
         {"quality_no": {"stepped_aside": 1}, "toxicity_weak": {"auroc": {}}},
     )
     text = summary.text(root)
-    assert "the classifiers of quality stepped aside" in text and "toxicity" not in text
+    assert "stepped aside and dropped nothing: quality (" in text and "toxicity" not in text
 
 
 def test_the_health_of_each_training_is_told_in_one_line(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

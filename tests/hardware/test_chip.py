@@ -72,7 +72,8 @@ def test_apple_s_gpu_takes_what_metal_recommends(monkeypatch):
     answers = {"recommended_max_memory": lambda: 9, "driver_allocated_memory": lambda: 4}
     monkeypatch.setattr(torch, "mps", SimpleNamespace(set_per_process_memory_fraction=limits.append, **answers))
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    device = prepare("auto", torch.get_num_threads())
+    device = prepare("mps", torch.get_num_threads())
+    assert prepare("auto", torch.get_num_threads()).type == "cpu"  # until somebody has tried it
     assert device.type == "mps" and limits == [1.0]
     assert memory.available_bytes(device) == 5 and measure.memory(device) == {"free_bytes": 5, "total_bytes": 9}
     assert meter.memory(device)["memory.bytes"] == 4

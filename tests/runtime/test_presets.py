@@ -27,7 +27,10 @@ from tests.runtime.view import ROOT
 PARAMETERS = {"plasma-1.0": 235_705_344, "plasma-1.1": 521_570_560, "plasma-1.2": 756_442_112}
 PLASMA = [ROOT / "presets" / f"{name}.yaml" for name in PARAMETERS]
 LORA = ROOT / "presets" / "lora-mi50.yaml"
-PRESETS = [ROOT / "presets" / "default.yaml", ROOT / "presets" / "micro.yaml", LORA, *PLASMA]
+LADDER = [
+    ROOT / "presets" / f"one-gpu-{time}.yaml" for time in ("day", "hour")
+]  # by the dial: tests/cli/test_recipe.py
+PRESETS = [ROOT / "presets" / "default.yaml", ROOT / "presets" / "micro.yaml", LORA, *PLASMA, *LADDER]
 FILES = [ROOT / "params.yaml", *PRESETS]
 # UTF-8 bytes that a token stands for, on the high side, so that a budget that passes is enough.
 BYTES_PER_TOKEN = {"web": 4.8, "prose": 4.8, "qa": 4.2, "code": 3.6, "math": 3.6}
@@ -175,7 +178,7 @@ def test_parameter_count_is_exact(path: Path) -> None:
 @each_file
 def test_every_hub_source_is_pinned(path: Path) -> None:
     found = list(hub_sources(load(path)))
-    assert bool(found) == (path in (*PLASMA, LORA))  # the default and micro need no network
+    assert bool(found) == (path in (*PLASMA, *LADDER, LORA))  # the default and micro need no network
     assert all(re.fullmatch(r"[0-9a-f]{40}", str(revision)) for _, revision in found)
 
 

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from athanor.base.artifacts import read_json, write_json
-from athanor.cli.plan.forecast import Forecast, Training, before_first_run
+from athanor.cli.plan.first_run import before_first_run
+from athanor.cli.plan.forecast import Forecast, Training
 from athanor.runtime import presets
 from athanor.runtime.schema import check_values
 from athanor.sizing import speeds

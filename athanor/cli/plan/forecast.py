@@ -12,7 +12,6 @@ No past run, no forecast.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import platform
@@ -32,8 +31,6 @@ from athanor.runtime.facts import flatten
 from athanor.runtime.journal import rows
 from athanor.runtime.schema import filled
 from athanor.runtime.slots import Code, question
-from athanor.sizing import speeds
-from athanor.sizing.data import conversation_tokens
 from athanor.training.schedule import Schedule, round_down_to_steps
 
 NEAREST = 3
@@ -181,24 +178,6 @@ def backtest(past: Sequence[PastRun]) -> float | None:
     forecasts = [(estimate(run.work, run.params, past[:i]), run.seconds) for i, run in enumerate(past)]
     errors = [abs(guess / seconds - 1) for guess, seconds in forecasts if guess is not None and seconds > 0]
     return statistics.median(errors) if errors else None
-
-
-def before_first_run(
-    found: Forecast, step: Step, built: Mapping[str, Any], training: Training | None, measured: speeds.Speeds | None
-) -> Forecast:
-    """The forecast of a stage that never ran here, from steps that were timed (`athanor recipe`, `athanor plan --measure`)."""
-    if found.seconds is not None or not built or measured is None or found.runs:
-        return found
-    sources = built["download"].sources
-    if step.stage in speeds.STAGES and any(source.type not in ("python", "files") for source in sources):
-        return found  # a network and a corpus of which nothing is known
-    model = built["model"]
-    config = model.config(model.vocab_size or built["tokenizer"].vocab_size)
-    tokens = found.tokens
-    if step.stage == "sft" and tokens is None and training is not None:
-        tokens = int(built["sft"].epochs * conversation_tokens(built))
-    seconds = speeds.first_run(step.stage, measured, config, tokens)
-    return dataclasses.replace(found, seconds=seconds)
 
 
 def forecast(step: Step, history: RunHistory, root: Path, training: Training | None) -> Forecast:

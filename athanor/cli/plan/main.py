@@ -40,11 +40,11 @@ from athanor.base.errors import AthanorError, GateError, ParamsError
 from athanor.cli import probe
 from athanor.cli.battery_gate import check_battery
 from athanor.cli.corpus_gate import check_corpus
+from athanor.cli.plan.first_run import before_first_run
 from athanor.cli.plan.forecast import (
     STAGES,
     Forecast,
     RunHistory,
-    before_first_run,
     code_questions,
     forecast,
     training_of,
