@@ -195,7 +195,8 @@ def _preset(args: argparse.Namespace, facts: Mapping[str, Any], lines: Mapping[K
     )
     device = f" --device '{args.device}'" if args.device else ""
     head = (
-        f"# By the hour: {facts['parameters']:,} parameters on {facts['tokens']:,} tokens, {duration(3600 * facts['hours'])} on {facts['device']}.\n"
+        f"# By the hour: {facts['parameters']:,} parameters on {facts['tokens']:,} tokens, "
+        f"{duration(3600 * facts['hours'])} on {facts['device']}.\n"
         f"# By athanor recipe {wish}{device} --from {base}; docs/recipe.md says what its forecast is worth.\n"
     )
     return head + str(dumps_yaml(overlay))
