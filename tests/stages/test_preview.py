@@ -69,8 +69,10 @@ def test_a_run_is_previewed_while_it_trains_and_ends_with_the_same_bytes(work: P
     Path("hold").touch()
     training = subprocess.Popen([sys.executable, "-c", TRAINING], env={**os.environ, "PYTHONPATH": str(ROOT)})
     try:
-        until(lambda: any(Path(".athanor").rglob(f"step_{HELD:08d}/state.json")), "it trains")
-        (slot,) = {path.parents[1] for path in Path(".athanor").rglob(f"step_{HELD:08d}/state.json")}
+        # A pattern that names each folder: one that walks the tree stops at a temporary folder that the run has renamed.
+        written = f"slots/pretrain/*/step_{HELD:08d}/state.json"
+        until(lambda: any(Path(".athanor").glob(written)), "it trains")
+        (slot,) = {path.parents[1] for path in Path(".athanor").glob(written)}
         before = {str(path): path.read_bytes() for path in slot.rglob("*") if path.is_file() and path.name != "lock"}
         for words in (["--raw"], ["--minutes", "0.05"]):
             assert cli.call("preview", [*words, "--no-chat"]) == 0
