@@ -48,9 +48,11 @@ class Clone:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def run(self, *command: str, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *command: str, check: bool = True, timeout: int = 600, **env: str
+    ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            command, cwd=self.path, env=environment(**env), capture_output=True, text=True, timeout=600
+            command, cwd=self.path, env=environment(**env), capture_output=True, text=True, timeout=timeout
         )
         if check and done.returncode:
             raise AssertionError(f"{command} exited {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}")

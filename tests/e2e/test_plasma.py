@@ -1,0 +1,106 @@
+"""Each preset that needs the hub, from end to end at a thousandth of its size, on stand-ins of its data sets.
+
+The data sets lie on a hub of this machine under their own names, configs and commits, with the layout and the columns of
+the real ones (hub.yaml). What is no amount (columns, filters, rules, shares, gates, rates) is the preset's own. Amounts
+that would be nothing at a thousandth have a least value here, and so has the model.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from athanor.runtime import presets
+from athanor.runtime.schema import FOREIGN_STAGES
+from athanor.training.sft_params import SCRATCH
+from tests.adapters import tiny
+from tests.e2e import hub
+from tests.e2e.clone import ROOT, STAGES, commit, make_clone
+
+SCALE = 1000
+# The least that an amount shrinks to, by section and key.
+LEAST: dict[str, dict[str, int]] = {
+    "download": {"max_bytes": 1, "min_bytes": 1, "min_documents": 1, "checkpoint_documents": 20},
+    "instruct": {"max_rows": 60, "min_rows": 1, "multi_turn_rows": 40, "*": 30},
+    "battery": {"*": 4},
+    "classifiers": {"sample_bytes": 1_500_000},
+    "clean": {"duplicate_check_documents": 50},
+    "tokenizer": {"vocab_size": 1024, "sample_bytes": 1_000_000, "check_bytes": 50_000},
+    "shard": {"train_tokens": 1, "cooldown_tokens": 1, "shard_tokens": 100_000},
+    "sft_data": {"max_supervised_tokens": 1},
+    "pretrain": {"validation_max_bytes": 10_000},
+    "sft": {"validation_max_conversations": 60},
+    "eval": {"bpb_max_bytes_per_source": 16_384},
+}
+SMALL: dict[str, dict[str, Any]] = {
+    "download": {"val_fraction": 0.02},
+    "model": {"vocab_size": None, "layers": 2, "dim": 64, "heads": 2, "kv_heads": 1, "head_dim": 32, "ffn_dim": 128},
+    "sft": {"batch_tokens": 1024},
+    "eval": {"max_new_tokens": 24, "condition_items": 8},
+    "export": {"parity_prompts": 10, "parity_new_tokens": 16, "parity_texts": 100, "parity_windows": 2},
+}
+CONTEXT, BATCH = 128, 2048
+
+
+def scaled(value: Any, least: dict[str, int]) -> Any:
+    """The amounts that `least` names, anywhere below, a thousandth of themselves."""
+    if isinstance(value, list):
+        return [scaled(item, least) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: max(item // SCALE, least[key])
+        if key in least and isinstance(item, int)
+        else scaled(item, {**least, **dict.fromkeys(item, least["*"])} if key == "categories" else least)
+        for key, item in value.items()
+    }
+
+
+def small(name: str) -> dict[str, Any]:
+    values = presets.values(ROOT / "presets" / f"{name}.yaml")
+    for section, least in LEAST.items():
+        values[section] = scaled(values[section], least)
+    for section, changes in SMALL.items():
+        values[section] |= changes
+    pretrain = values["pretrain"]
+    steps = max(pretrain["tokens"] // pretrain["batch_tokens"] // SCALE, 10)
+    pretrain |= {"tokens": steps * BATCH, "batch_tokens": BATCH, "warmup_tokens": 2 * BATCH}
+    pretrain |= dict.fromkeys(("validation_every_tokens", "sample_every_tokens"), steps // 3 * BATCH)
+    values["model"]["context_tokens"] = values["sft_data"]["context_tokens"] = CONTEXT
+    return values
+
+
+def stand_ins(folder: Path, values: dict[str, Any]) -> None:
+    """Every data set of the hub that the preset reads, somewhat more of it than is wanted."""
+    for source in values["download"]["sources"]:
+        if source["type"] == "huggingface":
+            size = int(1.7 * (source.get("max_bytes") or source["min_bytes"]))
+            hub.write(folder, source["dataset"], source.get("config") or "default", "train", size, source["revision"])
+    for source in values["instruct"]["sources"]:
+        if source["type"] == "messages":
+            config, split = source.get("hub_config") or "default", source.get("hub_split", "train")
+            hub.write(folder, source["hub_id"], config, split, 900 * source["max_rows"], source["revision"])
+
+
+@pytest.mark.parametrize("name", ["plasma-1.0", "plasma-1.1", "plasma-1.2", "lora-mi50"])
+def test_a_preset_runs_from_end_to_end_at_a_thousandth_of_its_size(name: str, tmp_path: Path) -> None:
+    values, stages = small(name), set(STAGES)
+    stand_ins(tmp_path / "hub", values)
+    (tmp_path / "clone").mkdir()
+    clone = make_clone(tmp_path / "clone")
+    if values["sft"]["base"] != SCRATCH:  # stands for the base, too
+        pytest.importorskip("peft")
+        tiny.make_base(clone.path / values["sft"]["base"], "qwen2", dtype="bfloat16")
+        values["sft_data"]["max_pad_share"] = 1.0
+        stages = {"download", *FOREIGN_STAGES}
+    (clone.path / "params.yaml").write_text(json.dumps(values))
+    commit(clone, name)
+    with hub.serving(tmp_path / "hub") as address:
+        home = {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "home"), "ATHANOR_TRACKING": "off"}
+        clone.run(sys.executable, "-m", "athanor", "repro", timeout=1800, **home)
+    done = {path.stem.replace("_", "-") for path in (clone.path / "metrics" / "runs").glob("*.json")}
+    assert done == stages
