@@ -186,7 +186,8 @@ class Fetcher:
 
     def _hub_inputs(self, source: HuggingFaceSource) -> Facts:
         inputs = {key: value for key, value in asdict(source).items() if key not in GATES}
-        return inputs | {"val_fraction": self.val_fraction, "local": huggingface.local_digest(source.dataset)}
+        drawn = {"in_pieces": True} if huggingface.in_pieces(source) else {}
+        return inputs | drawn | {"val_fraction": self.val_fraction, "local": huggingface.local_digest(source.dataset)}
 
     def _hub(self, source: HuggingFaceSource) -> tuple[Tally, Facts]:
         inputs = self._hub_inputs(source)

@@ -32,7 +32,7 @@ def conversations(
     tick: Tick = ignore,
     leave_out: Callable[[str], None] = ignore,
 ) -> Iterator[Conversation]:
-    """The first `max_rows` conversations that the source takes, in the data's order.
+    """`max_rows` conversations that the source takes, of a hub data set from all over it.
 
     `leave_out` gets the reason for each one not taken. InputError when more rows are
     malformed than the source tolerates, with the first of them. The split follows
@@ -184,6 +184,8 @@ def _rows(source: MessagesSource) -> Iterator[Row]:
             yield from rows.read_rows(path, columns, MAX_ROW_BYTES)
         return
     stream = huggingface.open_stream(source.hub_id, source.hub_config, source.hub_split, source.revision, columns)
+    if source.max_rows is not None:
+        stream = huggingface.pieces(stream, source.hub_id, source.name)
     number = 0
     for row in huggingface.rows_of(stream, source.hub_id, lambda: number):
         number += 1
