@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from athanor.base.errors import InputError
-from athanor.base.work import Tick, ignore
+from athanor.base.work import Facts, Tick, ignore
 from athanor.sources import huggingface, select
 from athanor.sources.instruct_params import ChatSelection, MessagesSource
 from athanor.text import rows
@@ -221,3 +222,12 @@ def _trees(source: MessagesSource) -> Iterator[Row]:
 def _id(value: Any) -> Any:
     """A message's id as a hashable value, whatever type the data set uses."""
     return value if value is None or isinstance(value, (str, int, float)) else repr(value)
+
+
+def counts(conversations: Sequence[Conversation], left_out: Counter[str]) -> Facts:
+    """How much a finished source holds, and what it left out."""
+    splits = Counter(conversation.split for conversation in conversations)
+    chars = sum(len(message.content) for conversation in conversations for message in conversation.messages)
+    sizes = {"rows": len(conversations), "train": splits["train"], "val": splits["val"], "chars": chars}
+    sizes["licenses"] = sorted({conversation.license for conversation in conversations})
+    return {**sizes, **({"left_out": dict(sorted(left_out.items()))} if left_out else {})}

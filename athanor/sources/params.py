@@ -241,15 +241,20 @@ DocumentSource = PythonSource | PackagesSource | FilesSource | HttpSource | Hugg
 
 @dataclass(frozen=True)
 class DownloadParams:
-    """Section `download`. `val_fraction` of all modules or documents is kept for validation, chosen by hash."""
+    """Section `download`. `val_fraction` of all modules or documents is kept for validation, chosen by hash.
+
+    `labels` are texts with labels for `classifiers`, and no part of the corpus.
+    """
 
     val_fraction: float = param(min=0.0, max=0.5)
     sources: tuple[DocumentSource, ...]
+    labels: tuple[HuggingFaceSource, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.sources:
             raise ParamsError("no document source", where="sources", fix="add a source, for example of type python")
         check_file_names(self.names, "sources")
+        check_file_names([source.name for source in self.labels], "labels")
         if "all" in self.names:
             raise ParamsError("'all' means every source together", where="sources", fix="use another name")
 
