@@ -15,7 +15,7 @@ from athanor.base.work import Facts
 from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
 from athanor.runtime.slots import Slot
-from athanor.sources import docstrings, identity, messages
+from athanor.sources import benchmarks, docstrings, identity, messages
 from athanor.sources.battery_params import BatteryParams
 from athanor.sources.exercises.build import battery_items, check_held_out, training_conversations
 from athanor.sources.fetch import Fetcher, Tally, check_pinned, check_sources
@@ -28,14 +28,16 @@ from athanor.sources.instruct_params import (
     InstructSource,
 )
 from athanor.sources.params import DownloadParams, names_of
-from athanor.text.conversations import Conversation, check_messages, write_rows
+from athanor.text.conversations import BENCHMARKS, Conversation, check_messages, write_rows
+from athanor.text.documents import LABELS
 
 
 def run(run: Run) -> None:
     download, instruct = run.params("download", DownloadParams), run.params("instruct", InstructParams)
     battery = run.params("battery", BatteryParams)
-    check_pinned(download, instruct)
+    check_pinned(download, instruct, battery)
     open_sources(run, download, instruct)
+    searched = [item for benchmark in battery.benchmarks for item in benchmarks.items(benchmark)]
     with new_dir("data/raw") as raw, new_dir("data/instruct") as chats, new_dir("data/battery") as held_out:
         tallies: dict[str, Tally] = {}
         provenance: dict[str, Facts] = {}
@@ -50,9 +52,11 @@ def run(run: Run) -> None:
                 for remark in remarks(name, provenance[name]):
                     run.note(remark)
             run.fact(**{f"{names_of(source)[0]}_seconds": round(time.monotonic() - started, 2)})
+        label_fetcher = fetcher(run, raw / LABELS, 0.0)
+        labels = {source.name: label_fetcher.fetch(source, None)[source.name][1] for source in download.labels}
         counts = {name: asdict(tally) for name, tally in tallies.items()}
         check_validation(counts, download.val_fraction)
-        write_manifest(raw, kind="raw", version=1, counts=counts, sources=provenance, **run.codes())
+        write_manifest(raw, kind="raw", version=1, counts=counts, sources=provenance, labels=labels, **run.codes())
 
         started = time.monotonic()
         if needs_docstrings and not pairs:
@@ -66,10 +70,12 @@ def run(run: Run) -> None:
         }
         compared = check_held_out(conversations, items)
         write_rows(held_out / "items.jsonl", items)
+        if searched:  # read wherever items.jsonl is searched for
+            write_rows(held_out / BENCHMARKS, searched)
         write_manifest(held_out, kind="battery", version=1, counts=categories)
         for name, rows in conversations.items():
             write_rows(chats / f"{name}.jsonl", rows)
-        chat_counts = {name: chat_count(rows, left_out[name]) for name, rows in conversations.items()}
+        chat_counts = {name: messages.counts(rows, left_out[name]) for name, rows in conversations.items()}
         write_manifest(chats, kind="instruct", version=1, counts=chat_counts)
         run.fact(instruct_seconds=round(time.monotonic() - started, 2))
     run.metrics(
@@ -136,14 +142,6 @@ def until_stopped(run: Run, conversations: Iterator[Conversation]) -> Iterator[C
         if run.stop_requested():
             raise Interrupted("stopped; downloaded documents are kept, conversations are read again")
         yield conversation
-
-
-def chat_count(conversations: list[Conversation], left_out: Counter[str]) -> Facts:
-    splits = Counter(conversation.split for conversation in conversations)
-    chars = sum(len(message.content) for conversation in conversations for message in conversation.messages)
-    sizes = {"rows": len(conversations), "train": splits["train"], "val": splits["val"], "chars": chars}
-    sizes["licenses"] = sorted({conversation.license for conversation in conversations})
-    return {**sizes, **({"left_out": dict(sorted(left_out.items()))} if left_out else {})}
 
 
 if __name__ == "__main__":

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from athanor.base.artifacts import manifest_digest, new_dir, rounded, write_json, write_manifest, write_text
 from athanor.base.errors import AthanorError, GateError, InputError
 from athanor.base.work import Facts
 from athanor.classifiers import card
-from athanor.classifiers.params import ClassifiersParams, QualityLabels, ToxicityLabels
-from athanor.classifiers.sample import TEST, Labeller, Sampled, sample, sample_rows
+from athanor.classifiers.labels import make_labeller, toxicity_rows
+from athanor.classifiers.params import ClassifiersParams
+from athanor.classifiers.sample import TEST, sample
 from athanor.classifiers.train import Examples, TooFew, other_source, quality_examples, toxicity_examples, train
 from athanor.quality import model
 from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
-from athanor.text import rows
-from athanor.text.documents import Document, shard_files
+from athanor.text.documents import LABELS, shard_files
 
 RAW, OUT = Path("data/raw"), Path("models/classifiers")
-MAX_ROW_BYTES = 16_000_000  # of a labelled text
 
 
 def run(run: Run) -> None:
@@ -30,12 +28,16 @@ def run(run: Run) -> None:
     size = sum(path.stat().st_size for paths in shard_files(RAW).values() for path in paths)
     with run.progress(3 * size, "drawing documents", "B") as bar:
         labeller = (labels.source, make_labeller(labels)) if labels else None
-        sampled = sample(RAW, params.sample_bytes, params.seed, labeller, bar.update)
+        beside = labels is not None and labels.source in shard_files(RAW / LABELS)
+        sampled = sample(RAW, params.sample_bytes, params.seed, None if beside else labeller, bar.update)
+        if beside:
+            given_labels = sample(RAW / LABELS, params.sample_bytes, params.seed, labeller).labelled
+            sampled = replace(sampled, labelled=given_labels)
     if labels and not sampled.labelled:
         what = f"no document of source '{labels.source}' has a number '{labels.meta_key}' in its meta"
         fix = "correct classifiers.quality_labels, or set it to null for weak labels"
         raise InputError(what, where=RAW, fix=fix)
-    labelled_rows, files = toxicity_rows(params.toxicity_labels, params)
+    labelled_rows, files = toxicity_rows(params.toxicity_labels, RAW / LABELS, params)
 
     makers = {
         "quality": (labels, lambda: quality_examples(sampled, params.seed)),
@@ -101,41 +103,6 @@ def step_aside(run: Run, models: dict[str, model.Linear], cards: Facts, name: st
     models[name] = model.Linear.certain(name == "quality")
     cards[name] = card.stepped_aside(error.what)
     run.note(f"{name}: the classifier steps aside and keeps every document: {error.what}")
-
-
-def make_labeller(labels: QualityLabels) -> Labeller:
-    def label(document: Document) -> bool | None:
-        return judged(document.meta.get(labels.meta_key), labels.high_from, labels.low_below)
-
-    return label
-
-
-def judged(value: Any, high_from: float, low_below: float) -> bool | None:
-    """True from `high_from` on, False below `low_below`, None between and for what is no number."""
-    if isinstance(value, bool):
-        value = float(value)
-    if not isinstance(value, (int, float)):
-        return None
-    return True if value >= high_from else False if value < low_below else None
-
-
-def toxicity_rows(labels: ToxicityLabels | None, params: ClassifiersParams) -> tuple[list[Sampled], Facts]:
-    """Labelled rows, and what files they are from; nothing without labels."""
-    if labels is None:
-        return [], {}
-    files, columns = rows.find(labels.globs), [labels.text_column, labels.label_column]
-
-    def read() -> Iterator[tuple[str, str, bool | None]]:
-        for name, path in files:
-            for where, row in rows.read_rows(path, columns, MAX_ROW_BYTES):
-                text = rows.check_text(row[labels.text_column], where, labels.text_column, MAX_ROW_BYTES)
-                yield name, text, judged(row[labels.label_column], labels.toxic_from, labels.clean_below)
-
-    labelled_rows = sample_rows(read(), params.sample_bytes, params.seed)
-    if not labelled_rows:
-        fix = "correct label_column and the limits, or set it to null for weak labels"
-        raise InputError("no row has a usable label", where="classifiers.toxicity_labels", fix=fix)
-    return labelled_rows, {"files": len(files), "files_sha256": rows.digest_of(files), "rows": len(labelled_rows)}
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from athanor.base.strict import param
 class QualityLabels:
     """Documents of `source` are good from `high_from` on and bad below `low_below`; others are not trained on.
 
-    The label is the number `meta_key` of a document's meta.
+    It is one of `download.labels` or of the corpus. The label is the number `meta_key` of a document's meta.
     """
 
     source: str
@@ -27,17 +27,22 @@ class QualityLabels:
 
 @dataclass(frozen=True)
 class ToxicityLabels:
-    """Rows of local files (JSON lines or Parquet) are toxic from `toxic_from` on and clean below `clean_below`."""
+    """Texts are toxic from `toxic_from` on and clean below `clean_below`.
 
-    globs: tuple[str, ...]
-    text_column: str
+    They are rows of local files (`globs`: JSON lines or Parquet), or those of `source`, one of `download.labels`, whose
+    `meta_columns` hold the label.
+    """
+
     label_column: str
     toxic_from: float = param(min=-1e9, max=1e9)
     clean_below: float = param(min=-1e9, max=1e9)
+    globs: tuple[str, ...] = ()
+    text_column: str = "text"
+    source: str | None = None
 
     def __post_init__(self) -> None:
-        if not self.globs:
-            raise ParamsError("no glob is given", where="globs", fix="name the files, or set labels to null")
+        if bool(self.globs) == bool(self.source):
+            raise ParamsError("set exactly one of globs and source", where="globs", fix="name the files, or a source")
         if self.clean_below > self.toxic_from:
             raise ParamsError(f"is above toxic_from ({self.toxic_from})", where="clean_below", fix="lower it")
 

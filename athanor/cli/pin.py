@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from pathlib import Path
 
 from athanor.base.artifacts import write_text
@@ -28,7 +29,7 @@ def pin(path: Path) -> dict[str, str]:
     sections = check_file(path)
     commits: dict[str, str] = {}  # a data set has one revision everywhere
     unpinned: dict[str, str] = {}
-    for location, dataset, revision in hub_revisions(sections["download"], sections["instruct"]):
+    for location, dataset, revision in hub_revisions(*(sections[name] for name in ("download", "instruct", "battery"))):
         if revision is None:
             unpinned[location] = dataset
         else:
@@ -40,8 +41,8 @@ def pin(path: Path) -> dict[str, str]:
         return {}
     values = {}
     for location, dataset in unpinned.items():
-        section, _, index = location.partition(".sources[")
-        values[section, "sources", int(index.rstrip("]")), "revision"] = commits[dataset]
+        section, key, index = re.fullmatch(r"(\w+)\.(\w+)\[(\d+)\]", location).groups()  # type: ignore[union-attr]
+        values[section, key, int(index), "revision"] = commits[dataset]
     write_text(path, edited_yaml(path.read_text(encoding="utf-8"), values))
     return {location: commits[dataset] for location, dataset in unpinned.items()}
 

@@ -6,6 +6,26 @@ from dataclasses import dataclass
 
 from athanor.base.errors import ParamsError
 from athanor.base.strict import param
+from athanor.sources.params import check_revision
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """A public benchmark on the hub whose items are searched for in what is trained on, and not asked.
+
+    `question` are the columns of the question; `answers` those of its answer or choices.
+    """
+
+    name: str
+    hub_id: str
+    hub_config: str | None = None
+    hub_split: str = "test"
+    revision: str | None
+    question: tuple[str, ...]
+    answers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_revision(self.hub_id, self.revision)
 
 
 @dataclass(frozen=True)
@@ -23,6 +43,7 @@ class BatteryParams:
     development_fraction: float = param(min=0.0, max=0.9)
     written: str | None  # a file of items written by hand, in the folder battery/
     categories: dict[str, int]  # items per generated category
+    benchmarks: tuple[Benchmark, ...] = ()  # searched for, too
 
     def __post_init__(self) -> None:
         if not self.categories:

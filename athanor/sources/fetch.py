@@ -21,6 +21,7 @@ from athanor.base.artifacts import digest
 from athanor.base.errors import GateError, InputError, Interrupted, ParamsError
 from athanor.base.work import Facts, Tick, ignore, never
 from athanor.sources import docstrings, holdout, http, huggingface, messages, packages, python_documents, select, stdlib
+from athanor.sources.battery_params import BatteryParams
 from athanor.sources.huggingface import UNREACHABLE
 from athanor.sources.instruct_params import InstructParams, MessagesSource
 from athanor.sources.params import (
@@ -186,7 +187,8 @@ class Fetcher:
 
     def _hub_inputs(self, source: HuggingFaceSource) -> Facts:
         inputs = {key: value for key, value in asdict(source).items() if key not in GATES}
-        return inputs | {"val_fraction": self.val_fraction, "local": huggingface.local_digest(source.dataset)}
+        drawn = {"in_pieces": True} if huggingface.in_pieces(source) else {}
+        return inputs | drawn | {"val_fraction": self.val_fraction, "local": huggingface.local_digest(source.dataset)}
 
     def _hub(self, source: HuggingFaceSource) -> tuple[Tally, Facts]:
         inputs = self._hub_inputs(source)
@@ -217,22 +219,27 @@ def _http_inputs(source: HttpSource) -> Facts:
     return {"type": source.type, "urls": [without_query(url) for url in urls], "digest": digest(urls)}
 
 
-def check_pinned(download: DownloadParams, instruct: InstructParams) -> None:
+def check_pinned(download: DownloadParams, instruct: InstructParams, battery: BatteryParams) -> None:
     """ParamsError for the first hub data set without a pinned commit, raised before any work is done."""
-    for where, dataset, revision in hub_revisions(download, instruct):
+    for where, dataset, revision in hub_revisions(download, instruct, battery):
         if revision is None:
             fix = "run `python -m athanor pin`"
             raise ParamsError(f"the hub data set {dataset} is not pinned", where=f"{where}.revision", fix=fix)
 
 
-def hub_revisions(download: DownloadParams, instruct: InstructParams) -> Iterator[tuple[str, str, str | None]]:
+def hub_revisions(
+    download: DownloadParams, instruct: InstructParams, battery: BatteryParams
+) -> Iterator[tuple[str, str, str | None]]:
     """(place in params.yaml, data set, revision) of every source that is fetched from the hub."""
-    for number, source in enumerate(download.sources):
-        if isinstance(source, HuggingFaceSource) and not is_local(source.dataset):
-            yield f"download.sources[{number}]", source.dataset, source.revision
+    for key in ("sources", "labels"):
+        for number, source in enumerate(getattr(download, key)):
+            if isinstance(source, HuggingFaceSource) and not is_local(source.dataset):
+                yield f"download.{key}[{number}]", source.dataset, source.revision
     for number, chats in enumerate(instruct.sources):
         if isinstance(chats, MessagesSource) and chats.hub_id is not None:
             yield f"instruct.sources[{number}]", chats.hub_id, chats.revision
+    for number, benchmark in enumerate(battery.benchmarks):
+        yield f"battery.benchmarks[{number}]", benchmark.hub_id, benchmark.revision
 
 
 @dataclass
@@ -310,8 +317,9 @@ def check_sources(
     `probe` opens a source of documents and returns its bytes.
     """
     checks: list[tuple[str, Callable[[Any], float], Any]] = [
-        (f"download.sources[{number}] ({names_of(source)[0]})", probe, source)
-        for number, source in enumerate(download.sources)
+        (f"download.{key}[{number}] ({names_of(source)[0]})", probe, source)
+        for key in ("sources", "labels")
+        for number, source in enumerate(getattr(download, key))
     ] + [
         (f"instruct.sources[{number}] ({chats.name})", messages.probe, chats)
         for number, chats in enumerate(instruct.sources)

@@ -1,7 +1,8 @@
 """Documents streamed from a Hugging Face data set, with progress that survives anything.
 
-Unshuffled on purpose: a shuffle buffer is lost on resume, and then an
-interrupted download is not the same corpus. Progress is a folder of numbered
+Without a shuffle buffer on purpose: it is lost on resume, and then an
+interrupted download is not the same corpus. A source with a budget draws whole
+pieces of the data set from all over it instead (`Pieces`). Progress is a folder of numbered
 parts and one state file; a part counts once the state file names it with its
 hash, so a crash between the two repeats that part and nothing else, and a
 damaged one is fetched again.
@@ -21,12 +22,13 @@ from athanor.base.errors import InputError, Interrupted
 from athanor.base.work import Facts, Tick, ignore, never
 from athanor.sources import select
 from athanor.sources.params import HuggingFaceSource, is_local
-from athanor.text.documents import Document, read_documents, write_documents
+from athanor.text.documents import Document, hash64, read_documents, write_documents
 from athanor.text.rows import MalformedRow, json_object
 
 STATE = "state.json"
 UNREACHABLE = "the hub cannot be reached"
 FIRST_ROWS = 8
+SMALL_PIECE = 64_000_000  # bytes of text: a piece up to this is read whole
 POSITION = ("documents", "bytes", "rows", "left_out", "first_malformed", "stream")
 
 
@@ -57,7 +59,10 @@ def fetch(
         check(ended=True)  # the tolerance may be another than when it was fetched
         return _counts(state)
     stream = _stream_of(source)
-    stream = stream.skip(source.skip_documents) if source.skip_documents else stream
+    if in_pieces(source):
+        stream = pieces(stream, source.dataset, source.name, source.max_bytes)
+    elif source.skip_documents:
+        stream = stream.skip(source.skip_documents)
     if state["stream"] is not None:
         stream.load_state_dict(state["stream"])
     unsaved: list[Document] = []
@@ -84,6 +89,8 @@ def fetch(
             state["documents"] += 1
             state["bytes"] += (size := len(outcome.text.encode()))
             tick(size)
+            if isinstance(stream, Pieces):
+                stream.taken += size
         else:
             state["left_out"][outcome] = state["left_out"].get(outcome, 0) + 1
             check(ended=False)
@@ -98,6 +105,56 @@ def fetch(
     check(ended=True)
     save(done=True)
     return _counts(state)
+
+
+def in_pieces(source: HuggingFaceSource) -> bool:
+    """Whether only a part is wanted; rows can only be skipped in the data set's own order."""
+    return (source.max_documents or source.max_bytes) is not None and not source.skip_documents
+
+
+class Pieces:
+    """The files of a stream, and of Parquet files the row groups, in the order of a hash of their numbers.
+
+    The first of them, as many as fill a budget, lie all over the data set and
+    not at its head. A large piece, as a compressed file, which can only be
+    read from its beginning, is left once it has given twice its even share of
+    `max_bytes`: at least half of the files are then in it. Who iterates adds
+    to `taken` the bytes that were kept of the piece.
+    """
+
+    def __init__(self, stream: Any, name: str, max_bytes: int | None) -> None:
+        self._stream = stream.reshard()
+        count = self._stream.num_shards
+        self._order = sorted(range(count), key=lambda number: hash64(f"{name}/{number}"))
+        self._enough = float("inf") if max_bytes is None else max(2 * max_bytes // max(count, 1), SMALL_PIECE)
+        self._open(0)
+
+    def _open(self, position: int) -> None:
+        self._position, self.taken = position, 0
+        if position < len(self._order):
+            self._piece = self._stream.shard(len(self._order), self._order[position], contiguous=True)
+
+    def __iter__(self) -> Iterator[Facts]:
+        while self._position < len(self._order):
+            rows = iter(self._piece)
+            while self.taken < self._enough and (row := next(rows, None)) is not None:
+                yield row
+            self._open(self._position + 1)
+
+    def state_dict(self) -> Facts:
+        return {"position": self._position, "taken": self.taken, "piece": self._piece.state_dict()}
+
+    def load_state_dict(self, state: Facts) -> None:
+        self._open(state["position"])
+        self.taken = state["taken"]
+        self._piece.load_state_dict(state["piece"])
+
+
+def pieces(stream: Any, dataset: str, name: str, max_bytes: int | None = None) -> Pieces:
+    try:
+        return Pieces(stream, name, max_bytes)
+    except Exception as error:  # the ends of Parquet files are read
+        raise explain(error, dataset, "") from error
 
 
 def probe(source: HuggingFaceSource, folder: Path) -> tuple[int, int]:

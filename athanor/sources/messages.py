@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from athanor.base.errors import InputError
-from athanor.base.work import Tick, ignore
+from athanor.base.work import Facts, Tick, ignore
 from athanor.sources import huggingface, select
 from athanor.sources.instruct_params import ChatSelection, MessagesSource
 from athanor.text import rows
@@ -32,7 +33,7 @@ def conversations(
     tick: Tick = ignore,
     leave_out: Callable[[str], None] = ignore,
 ) -> Iterator[Conversation]:
-    """The first `max_rows` conversations that the source takes, in the data's order.
+    """`max_rows` conversations that the source takes, of a hub data set from all over it.
 
     `leave_out` gets the reason for each one not taken. InputError when more rows are
     malformed than the source tolerates, with the first of them. The split follows
@@ -184,6 +185,8 @@ def _rows(source: MessagesSource) -> Iterator[Row]:
             yield from rows.read_rows(path, columns, MAX_ROW_BYTES)
         return
     stream = huggingface.open_stream(source.hub_id, source.hub_config, source.hub_split, source.revision, columns)
+    if source.max_rows is not None:
+        stream = huggingface.pieces(stream, source.hub_id, source.name)
     number = 0
     for row in huggingface.rows_of(stream, source.hub_id, lambda: number):
         number += 1
@@ -219,3 +222,12 @@ def _trees(source: MessagesSource) -> Iterator[Row]:
 def _id(value: Any) -> Any:
     """A message's id as a hashable value, whatever type the data set uses."""
     return value if value is None or isinstance(value, (str, int, float)) else repr(value)
+
+
+def counts(conversations: Sequence[Conversation], left_out: Counter[str]) -> Facts:
+    """How much a finished source holds, and what it left out."""
+    splits = Counter(conversation.split for conversation in conversations)
+    chars = sum(len(message.content) for conversation in conversations for message in conversation.messages)
+    sizes = {"rows": len(conversations), "train": splits["train"], "val": splits["val"], "chars": chars}
+    sizes["licenses"] = sorted({conversation.license for conversation in conversations})
+    return {**sizes, **({"left_out": dict(sorted(left_out.items()))} if left_out else {})}

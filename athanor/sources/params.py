@@ -188,7 +188,7 @@ class HttpSource:
 
 @dataclass(frozen=True, kw_only=True)
 class HuggingFaceSource:
-    """A data set of the Hugging Face hub (or a local directory of data files), streamed in its own order.
+    """A data set of the Hugging Face hub (or a local directory of data files), streamed.
 
     The text is `text_column`, or `text_template` filled in: `{question}`
     stands for the column of that name, and a row where one is empty is left
@@ -196,7 +196,9 @@ class HuggingFaceSource:
     `**/*.jsonl.gz`; `split` and `config` then do not count) reads JSON lines
     one by one, for sets whose other columns change type between files. The
     budget ends the source at the first document that reaches `max_documents`
-    or `max_bytes` of text; null means all of it. Progress is saved every
+    or `max_bytes` of text; null means all of it. With a budget, row groups and
+    files are drawn from the whole data set (docs/data.md); without one, or
+    after `skip_documents` rows, they come in its own order. Progress is saved every
     `checkpoint_documents`. Rows without readable text are counted; more than
     `max_malformed_fraction` of all rows is an error. `revision` null is filled
     in by `python -m athanor pin`.
@@ -239,15 +241,20 @@ DocumentSource = PythonSource | PackagesSource | FilesSource | HttpSource | Hugg
 
 @dataclass(frozen=True)
 class DownloadParams:
-    """Section `download`. `val_fraction` of all modules or documents is kept for validation, chosen by hash."""
+    """Section `download`. `val_fraction` of all modules or documents is kept for validation, chosen by hash.
+
+    `labels` are texts with labels for `classifiers`, and no part of the corpus.
+    """
 
     val_fraction: float = param(min=0.0, max=0.5)
     sources: tuple[DocumentSource, ...]
+    labels: tuple[HuggingFaceSource, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.sources:
             raise ParamsError("no document source", where="sources", fix="add a source, for example of type python")
         check_file_names(self.names, "sources")
+        check_file_names([source.name for source in self.labels], "labels")
         if "all" in self.names:
             raise ParamsError("'all' means every source together", where="sources", fix="use another name")
 

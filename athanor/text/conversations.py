@@ -15,6 +15,7 @@ from athanor.base.artifacts import digest, write_text
 from athanor.base.errors import InputError
 from athanor.base.work import Facts
 
+BENCHMARKS = "benchmarks.jsonl"
 ROLES = ("system", "user", "assistant")
 ITEM_KINDS = ("exact", "numeric", "list", "code", "format", "likelihood")
 DIFFICULTIES = ("easy", "medium", "hard")
@@ -115,6 +116,13 @@ def read_items(path: str | Path) -> Iterator[Item]:
     for row in _read(path):
         row["prompt"] = _messages(row["prompt"])
         yield Item(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
+
+
+def searched_items(path: str | Path) -> Iterator[Item]:
+    """The items of a file, and those of public benchmarks beside it: all that is searched for in what is trained on."""
+    yield from read_items(path)
+    if (beside := Path(path).with_name(BENCHMARKS)).is_file():
+        yield from read_items(beside)
 
 
 def _messages(rows: list[dict[str, str]]) -> Messages:

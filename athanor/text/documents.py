@@ -173,6 +173,9 @@ def write_shards(folder: str | Path, documents: Iterable[Document], shard_bytes:
     return writer.count
 
 
+LABELS = "labels"  # the folder below data/raw of texts that classifiers learn from: one level too deep for a source
+
+
 def shard_files(folder: str | Path) -> dict[str, list[Path]]:
     """The shards of each source in a folder of sources, in order; sources without a shard are left out."""
     shards: dict[str, list[Path]] = {}

@@ -48,7 +48,7 @@ from typing import Any
 
 import numpy as np
 
-from athanor.text.conversations import Item, Message, read_items
+from athanor.text.conversations import Item, Message, searched_items
 from athanor.text.documents import in_batches
 from athanor.words.words import (
     WORD_PATTERN,
@@ -179,9 +179,9 @@ class ItemIndex:
 
     @classmethod
     def read(cls, path: Path, rules: Any) -> ItemIndex:
-        """The items of a file, under rules of any stage that has `ngram_words`, `max_ngram_items`, `fact_categories`."""
+        """All items to search for, under rules of any stage that has `ngram_words`, `max_ngram_items`, `fact_categories`."""
         names = ("ngram_words", "max_ngram_items", "fact_categories")
-        return cls(read_items(path), **{name: getattr(rules, name) for name in names})
+        return cls(searched_items(path), **{name: getattr(rules, name) for name in names})
 
     def matches(
         self, texts: Sequence[str], *, max_ngram_documents: int = MAX_NGRAM_DOCUMENTS, prompts_alone: bool = True

@@ -26,8 +26,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from ruamel.yaml import YAML
 
+from athanor.classifiers import weak
+
 SETS: dict[str, Any] = YAML(typ="safe").load(Path(__file__).with_name("hub.yaml"))
 FILES = 4  # of each split
+# Of kinds of text, on average.
+CHARS = {"page_text": 4500, "article": 3000, "paper": 60_000, "book": 350_000, "question": 100, "answer": 250}
 LICENCES = ("mit", "apache-2.0", "gpl-3.0")
 
 
@@ -49,39 +53,25 @@ class Texts:
         text = "\n\n".join([*lines, " ".join(line)])
         return f"{text[0].upper()}{text[1:]}."
 
-    def size(self, mean: int) -> int:
-        return int(mean * self.rng.uniform(0.3, 1.7))
-
     def make(self, value: Any) -> Any:
         """A value of hub.yaml with what begins with $ made."""
         if isinstance(value, dict):
             return {key: self.make(item) for key, item in value.items()}
-        return getattr(self, f"_{value[1:]}")() if isinstance(value, str) and value.startswith("$") else value
+        if not isinstance(value, str) or not value.startswith("$"):
+            return value
+        size = CHARS.get(value[1:])
+        return self.prose(int(size * self.rng.uniform(0.3, 1.7))) if size else getattr(self, f"_{value[1:]}")()
 
     def _web(self) -> str:
-        return self.prose(self.size(4500))
-
-    def _article(self) -> str:
-        return self.prose(self.size(3000))
-
-    def _paper(self) -> str:
-        return self.prose(self.size(60_000))
-
-    def _book(self) -> str:
-        return self.prose(self.size(350_000))
+        text = self.make("$page_text")
+        return f"{text}\n\n{self._item()}" if self.rng.random() < 0.01 else text
 
     def _code(self) -> str:
         return "\n\n\n".join(self.rng.sample(functions(), self.rng.randint(2, 12)))
 
-    def _question(self) -> str:
-        return self.prose(self.size(100))
-
-    def _answer(self) -> str:
-        return self.prose(self.size(250))
-
     def _messages(self) -> list[dict[str, str]]:
         roles = ("user", "assistant") * self.rng.randint(1, 2)
-        return [{"content": self._question() if role == "user" else self._answer(), "role": role} for role in roles]
+        return [{"content": self.make("$question" if role == "user" else "$answer"), "role": role} for role in roles]
 
     def _sharegpt(self) -> list[dict[str, Any]]:
         names = {"user": "human", "assistant": "gpt"}
@@ -89,6 +79,23 @@ class Texts:
 
     def _score(self) -> float:
         return round(self.rng.uniform(2.5, 5.0), 3)
+
+    def _page(self) -> str:
+        self.grade = self.rng.randint(0, 5)
+        return f"{self._web()} {' '.join(self.rng.choices(self.words[self.grade * 40 :][:40], k=60))}"
+
+    def _grade(self) -> int:
+        return self.grade
+
+    def _comment(self) -> str:
+        self.toxic = self.rng.random() < 0.3
+        return f"{self.make('$answer')} {' '.join(self.rng.choices(weak.TEXTS['abuse' if self.toxic else 'friendly']['noun'], k=8))}"
+
+    def _toxicity(self) -> float:
+        return 0.8 if self.toxic else 0.0
+
+    def _item(self) -> str:
+        return self.rng.choice(items())
 
     def _licence(self) -> str:
         return self.rng.choice(LICENCES)
@@ -115,6 +122,13 @@ def chain() -> tuple[dict[str, list[str]], list[str]]:
     for word, after in itertools.pairwise([*words, words[0]]):
         following[word].append(after)
     return following, list(following)
+
+
+@functools.cache
+def items() -> list[str]:
+    """Questions of benchmarks, which some web pages hold."""
+    texts = Texts("items")
+    return [texts.prose(150) for _ in range(40)]
 
 
 @functools.cache

@@ -74,7 +74,9 @@ def other_sources(micro: Clone, folder: Path) -> list[Hermetic]:
     (folder / "served" / "d.jsonl").write_text("".join(json.dumps({"text": talk(text)}) + "\n" for text in texts[4::5]))
     with served(folder / "served") as address:
         (folder / "params.yaml").write_text(OTHER.read_text().replace("ADDRESS", address))
-        download = Hermetic(micro.path, "download", folder / "download", read_yaml(folder / "params.yaml"))
+        params = read_yaml(folder / "params.yaml")
+        params["battery"] = {**read_yaml(micro.path / "params.yaml")["battery"], **params["battery"]}
+        download = Hermetic(micro.path, "download", folder / "download", params)
         write_corpus(download.work / "corpus", texts)
         succeed(download)
     clean = Hermetic(micro.path, "clean", folder / "clean")

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from athanor.base.artifacts import read_json
 from athanor.runtime import presets
 from athanor.runtime.schema import FOREIGN_STAGES
 from athanor.training.sft_params import SCRATCH
@@ -76,14 +77,19 @@ def small(name: str) -> dict[str, Any]:
 
 def stand_ins(folder: Path, values: dict[str, Any]) -> None:
     """Every data set of the hub that the preset reads, somewhat more of it than is wanted."""
-    for source in values["download"]["sources"]:
-        if source["type"] == "huggingface":
-            size = int(1.7 * (source.get("max_bytes") or source["min_bytes"]))
-            hub.write(folder, source["dataset"], source.get("config") or "default", "train", size, source["revision"])
-    for source in values["instruct"]["sources"]:
-        if source["type"] == "messages":
-            config, split = source.get("hub_config") or "default", source.get("hub_split", "train")
-            hub.write(folder, source["hub_id"], config, split, 900 * source["max_rows"], source["revision"])
+    download, instruct = values["download"], values["instruct"]["sources"]
+    for source in (
+        *download["sources"],
+        *download.get("labels", ()),
+        *instruct,
+        *values["battery"].get("benchmarks", ()),
+    ):
+        name, rows = source.get("dataset") or source.get("hub_id"), source.get("max_rows", 60)
+        if name:
+            size = int(1.7 * (source.get("max_bytes") or source.get("min_bytes", 500 * rows)))
+            config, split = (source.get(f"hub_{key}") or source.get(key) for key in ("config", "split"))
+            split = split or ("test" if "question" in source else "train")
+            hub.write(folder, name, config or "default", split, size, source["revision"])
 
 
 @pytest.mark.parametrize("name", ["plasma-1.0", "plasma-1.1", "plasma-1.2", "lora-mi50"])
@@ -104,3 +110,9 @@ def test_a_preset_runs_from_end_to_end_at_a_thousandth_of_its_size(name: str, tm
         clone.run(sys.executable, "-m", "athanor", "repro", timeout=1800, **home)
     done = {path.stem.replace("_", "-") for path in (clone.path / "metrics" / "runs").glob("*.json")}
     assert done == stages
+    if values["sft"]["base"] == SCRATCH:
+        cleaned, trained = (
+            read_json(clone.path / "metrics" / f"{stage}.json") for stage in ("clean", "train_classifiers")
+        )
+        assert {"quality_labelled_and_weak", "toxicity_labelled"} == set(trained)
+        assert cleaned["contaminated"]["by_category"]["hellaswag"] > 0

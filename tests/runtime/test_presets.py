@@ -72,12 +72,14 @@ def built(data: dict[str, Any]) -> dict[str, Any]:
 
 def hub_sources(sections: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
     """(dataset, revision) of every source that is fetched from the hub."""
-    for source in sections["download"].sources:
+    for source in (*sections["download"].sources, *sections["download"].labels):
         if isinstance(source, HuggingFaceSource) and not is_local(source.dataset):
             yield source.dataset, source.revision
     for source in sections["instruct"].sources:
         if isinstance(source, MessagesSource) and source.hub_id is not None:
             yield source.hub_id, source.revision
+    for benchmark in sections["battery"].benchmarks:
+        yield benchmark.hub_id, benchmark.revision
 
 
 def disagreements(sections: dict[str, Any]) -> set[str]:
@@ -271,14 +273,18 @@ def test_a_moving_revision_is_refused(section: str, key: str, revision: str) -> 
     assert caught.value.where == f"{section}.sources[0].revision"
 
 
+def pinned(sections: dict[str, Any]) -> None:
+    check_pinned(*(sections[name] for name in ("download", "instruct", "battery")))
+
+
 @pytest.mark.parametrize(("section", "key"), [("download", "dataset"), ("instruct", "hub_id")])
 def test_a_set_without_a_revision_is_a_valid_file_and_refused_before_any_work(section: str, key: str) -> None:
     data = copy.deepcopy(raw(ROOT / "presets" / "plasma-1.1.yaml"))
-    assert check_pinned(built(data)["download"], built(data)["instruct"]) is None
+    assert pinned(built(data)) is None
     data[section]["sources"][0]["revision"] = None
     sections = built(data)
     with pytest.raises(ParamsError, match=re.escape(f"{data[section]['sources'][0][key]} is not pinned")) as caught:
-        check_pinned(sections["download"], sections["instruct"])
+        pinned(sections)
     assert caught.value.where == f"{section}.sources[0].revision" and "athanor pin" in caught.value.fix
 
 

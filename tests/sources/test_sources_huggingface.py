@@ -131,6 +131,28 @@ def test_budgets_and_skip(dataset, tmp_path):
     assert first.meta == {"row": 38}
 
 
+@pytest.mark.parametrize("lines", [None, "*.jsonl"])
+def test_a_budget_is_drawn_from_all_over_the_set_whatever_interrupts(tmp_path, monkeypatch, lines):
+    """It was the head of the data set: Wikipedia's oldest articles, one site's questions."""
+    monkeypatch.setattr(huggingface, "SMALL_PIECE", 1)
+    rows = [[{"text": f"text {file}.{row} " * 5} for row in range(50)] for file in range(20)]
+    folder = json_set(tmp_path, *rows)
+    for number in range(20 if lines is None else 0):
+        (folder / f"{number}.jsonl").unlink()
+        pq.write_table(pa.Table.from_pylist(rows[number]), folder / f"{number}.parquet", row_group_size=5)
+    made = source(folder, json_lines=lines, max_bytes=sum(len(row["text"]) for file in rows for row in file) // 10)
+    whole = huggingface.fetch(made, tmp_path / "whole", 0.1)
+    for after in (1, 12, 23, 40):
+        with pytest.raises(Interrupted):
+            huggingface.fetch(made, tmp_path / "parts", 0.1, stop=at(after))
+    assert huggingface.fetch(made, tmp_path / "parts", 0.1) == whole
+    assert result(made, tmp_path / "parts", tmp_path) == result(made, tmp_path / "whole", tmp_path)
+    names = result(made, tmp_path / "whole", tmp_path)[1]
+    files, places = ({int(name.split(".")[part]) for name in names} for part in (0, 1))
+    assert len(set(names)) == len(names) and len(files) >= 10 and min(files) < 5 and max(files) >= 15
+    assert lines or (min(places) < 15 and max(places) >= 35)
+
+
 def test_another_min_chars_is_fetched_anew_and_another_minimum_is_not(dataset, tmp_path):
     bar = contextlib.nullcontext(SimpleNamespace(update=lambda amount: None))
     place = lambda name, module, inputs: Slot(tmp_path / "slots", inputs)  # noqa: E731

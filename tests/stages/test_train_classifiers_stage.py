@@ -228,6 +228,35 @@ def test_weak_labels_that_teach_nothing_make_a_classifier_step_aside() -> None:
     assert list(found["toxicity"]) == [0.0, 0.0] and found["quality_classifier"][0] != found["quality_classifier"][1]
 
 
+def test_labels_that_came_with_the_download_are_no_part_of_the_corpus() -> None:
+    """FineWeb-Edu has no bad pages to learn from, and the comments that toxicity is known of are no text to train on."""
+    write_raw(corpus())
+    pages = [Document(d.text, "scores", "prose", "MIT", "train", d.meta) for d in labelled()["pages"]]
+    words = {True: "what a rotten awful fool", False: "what a fine pleasant day"}
+    comments = [
+        Document(
+            f"{prose(n, 1)} {words[n % 3 == 0]} {n}",
+            "comments",
+            "dialogue",
+            "CC0-1.0",
+            "train",
+            {"t": 0.8 * (n % 3 == 0)},
+        )
+        for n in range(600)
+    ]
+    for name, documents in {"scores": pages, "comments": comments}.items():
+        write_shards(Path("data/raw/labels") / name, documents)
+    abuse = {"source": "comments", "label_column": "t", "toxic_from": 0.5, "clean_below": 0.1}
+    run_stage(quality_labels={**LABELS, "source": "scores"}, toxicity_labels=abuse)
+    assert set(read_json("metrics/train_classifiers.json")) == {"quality_labelled_and_weak", "toxicity_labelled"}
+    toxic = scores(prose(1, 2) + words[True], prose(1, 2) + words[False])["toxicity"]
+    assert toxic[0] > 0.6 > 0.4 > toxic[1]
+    with pytest.raises(InputError, match="no such labels: 'remarks'"):
+        run_stage(toxicity_labels={**abuse, "source": "remarks"})
+    with pytest.raises(ParamsError, match="exactly one of globs and source"):
+        run_stage(toxicity_labels={**abuse, "globs": ["corpus/*.jsonl"]})
+
+
 def test_labelled_files_of_abuse() -> None:
     write_raw(corpus())
     Path("corpus").mkdir()

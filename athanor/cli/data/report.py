@@ -47,7 +47,7 @@ from athanor.runtime import dvc_lock
 from athanor.runtime.facts import params_digest
 from athanor.runtime.machine import anchor
 from athanor.runtime.ship import attach_later
-from athanor.text.conversations import read_items
+from athanor.text.conversations import searched_items
 
 OUT = Path(".athanor/data-report.html")
 LANGUAGE = (rules.NOT_ENGLISH, "few_stop_words", "not_ascii")
@@ -182,7 +182,7 @@ def gather(corpus: Corpus) -> dict[str, Any]:
     shards = read_manifest(root / SHARDS, KIND, VERSION) if (root / SHARDS / "manifest.json").is_file() else None
     first, last = _length_range(sources)
     documents_per_item = corpus.manifest.get("contaminated_items", {})
-    items = read_items(root / ITEMS) if documents_per_item and (root / ITEMS).is_file() else ()
+    items = searched_items(root / ITEMS) if documents_per_item and (root / ITEMS).is_file() else ()
     return {
         "sources": sources,
         "held_out": sum(row["documents"] for row in corpus.manifest["counts"]["val"].values()),

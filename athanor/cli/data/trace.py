@@ -43,7 +43,7 @@ from athanor.cli.render import differences
 from athanor.data.mixture import mix_sources, plan_mixture
 from athanor.data.mixture_params import MixtureParams
 from athanor.data.shards import COOLDOWN, KIND, TRAIN, VERSION
-from athanor.text.conversations import read_items
+from athanor.text.conversations import searched_items
 from athanor.text.documents import shard_files
 from athanor.tokenizer_training.params import TokenizerParams
 
@@ -242,7 +242,7 @@ def _twin_verdict(corpus: Corpus, entry: Entry, params: CleanParams | None) -> d
 def _item(corpus: Corpus, item_id: str) -> dict[str, Any]:
     """The evaluation item that a document holds."""
     path = corpus.root / ITEMS
-    for item in read_items(path) if path.is_file() else ():
+    for item in searched_items(path) if path.is_file() else ():
         if item.id == item_id:
             return {"category": item.category, "prompt": item.prompt[-1].content}
     return {"note": "data/battery is not here, or another one"}
