@@ -40,6 +40,7 @@ from athanor.training.pretrain_params import PretrainParams
 
 PARAMS, FOLDER = Path("params.yaml"), Path("presets")
 GB = 1e9
+TEXT_ENDS = 0.8  # of the hours: a recipe that takes less is bounded by its text
 SEVERAL = (2, 4, 8)  # devices whose share of the memory is told
 # What a forecast may be off: two runs here stayed within 3 %; published runs of one card differ by a factor of two.
 ERRORS = {True: "± 20 %", False: "as others reached: within a factor of 1.5"}
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         recipe, speed = _measured(wish, data, built["pretrain"])
     lines = lines_of(recipe, values, data)
     check_values(_with(values, lines))
-    facts = _facts(recipe, speed, data)
+    facts = _facts(recipe, speed, data, wish)
     if args.json:
         print(
             json.dumps({**facts, "lines": {".".join(map(str, key)): value for key, value in lines.items()}}, indent=2)
@@ -126,7 +127,7 @@ def _measured(wish: Wish, data: Data, pretrain: PretrainParams) -> tuple[Recipe,
     return recipe, speed
 
 
-def _facts(recipe: Recipe, speed: Speed, data: Data) -> dict[str, Any]:
+def _facts(recipe: Recipe, speed: Speed, data: Data, wish: Wish) -> dict[str, Any]:
     one, shared = memory_of(speed, recipe.config, recipe.batch_tokens)
     hours = recipe.total_seconds / 3600
     return {
@@ -138,6 +139,7 @@ def _facts(recipe: Recipe, speed: Speed, data: Data) -> dict[str, Any]:
         "passes": recipe.tokens / data.unique_tokens,
         "seconds": recipe.seconds,
         "hours": hours,
+        "text_ends": wish.hours is not None and hours < TEXT_ENDS * wish.hours,
         "bits_per_byte": recipe.bits_per_byte,
         "law": data.law.source,
         "memory_bytes": dataclasses.asdict(one),

@@ -29,6 +29,10 @@ class Data:
     law: LossLaw
     cuttable: bool = False  # of the hub: less of it can be read, of documents and of conversations
 
+    @property
+    def most_weights(self) -> float:
+        return self.law.most_weights * self.unique_tokens
+
 
 def data_of(root: Path, built: Mapping[str, Any]) -> Data:
     """What these parameters, built, give to train on."""

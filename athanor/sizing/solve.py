@@ -84,6 +84,8 @@ def choose(wish: Wish, data: Data, speed: Speed) -> Recipe:
             "say --hours, --tokens or --params", fix="for a quarter of an hour: athanor recipe --hours 0.25"
         )
     found = [recipe for shape in LADDER if (recipe := _longest(shape, wish, data, speed))]
+    # The smallest remains for a text that is too small for any.
+    found = [each for each in found if matrix_weights(each.config) <= data.most_weights] or found[:1]
     if not found:
         raise ParamsError(
             "no model of the ladder can be trained within that",
@@ -103,7 +105,7 @@ def _longest(shape: Shape, wish: Wish, data: Data, speed: Speed) -> Recipe | Non
     weights = matrix_weights(config)
     if wish.parameters is not None and config.parameter_count() > wish.parameters:
         return None
-    bounds = [float(wish.tokens) if wish.tokens else math.inf]
+    bounds = [float(wish.tokens) if wish.tokens else math.inf, data.law.most_tokens(weights, data.unique_tokens)]
     if wish.disk_bytes is not None:
         room = wish.disk_bytes - 3 * STATE_BYTES * config.parameter_count()
         bounds.append(room / (DISK_COPIES * data.bytes_per_token))

@@ -43,7 +43,9 @@ def test_recipes_stay_within_the_hours_and_are_valid(name, hours, gflops, tmp_pa
     except ParamsError:
         assert hours < 1 and name != "default"  # a corpus of the hub in minutes on a laptop
         return
-    assert 0.8 * hours < recipe.total_seconds / 3600 <= hours * 1.001
+    assert recipe.total_seconds / 3600 <= hours * 1.001
+    if name != "default" or hours < 0.5:  # whose text is soon learned by heart
+        assert 0.8 * hours < recipe.total_seconds / 3600
     assert recipe.tokens % recipe.batch_tokens == 0 == recipe.batch_tokens % recipe.config.context_tokens
     lines = lines_of(recipe, PRESETS[name], data)
     built = check_values(_with(PRESETS[name], lines))
@@ -54,11 +56,23 @@ def test_recipes_stay_within_the_hours_and_are_valid(name, hours, gflops, tmp_pa
         assert not lines_of(recipe, _with(PRESETS[name], lines), data)  # it is that recipe now
 
 
+def test_a_small_text_is_not_learned_by_heart(tmp_path):
+    """Seven passes of 2.9M weights over 2.5M tokens ended at 1.478 bits per byte; 2.3 passes had ended at 1.278."""
+    data = data_for("default", tmp_path)
+    assert laws.PYTHON.bits_per_byte(2.85e6, 5.7e6, 2.5e6) == pytest.approx(1.278, rel=0.01)
+    assert laws.PYTHON.bits_per_byte(2.85e6, 17.56e6, 2.5e6) == pytest.approx(1.478, rel=0.01)
+    for hours in (0.5, 3, 100):
+        recipe = choose(Wish(hours=hours), data, machine(270))
+        assert recipe.tokens < 2.5 * data.unique_tokens
+        assert laws.matrix_weights(recipe.config) <= 4.5 * data.unique_tokens
+
+
 def test_more_time_is_never_forecast_to_be_worse(tmp_path):
     data = data_for("default", tmp_path)
     scores = [choose(Wish(hours=hours), data, machine(150)).bits_per_byte for hours in (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)]
     assert scores == sorted(scores, reverse=True)
-    assert len({choose(Wish(hours=hours), data, machine(150)).shape for hours in (0.1, 0.8, 6)}) == 3
+    first, second, third = (choose(Wish(hours=hours), data, machine(150)).shape.dim for hours in (0.1, 0.8, 6))
+    assert first < second == third  # the text is enough for no larger one
 
 
 def test_each_wish_is_an_upper_bound(tmp_path):
