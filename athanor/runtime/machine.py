@@ -58,6 +58,7 @@ class Machine:
     hang_seconds: without a step for so long, the stacks are dumped; -1 for ten usual steps, 0 to never look.
     launch: how many processes train together; in the environment "processes=4 nodes=2 ...".
     parallel: what they keep of the model: all of it (ddp), a share (fsdp), or whichever fits (auto).
+    known_troubles: names of docs/troubles.md that do not stop a training here, and are notes of `athanor doctor`.
     """
 
     device: str = param(choices=("auto", "cpu", "cuda", "mps"), default="auto")
@@ -76,6 +77,7 @@ class Machine:
     hang_seconds: float = param(min=-1, default=-1.0)
     launch: Launch = Launch()
     parallel: str = param(choices=("auto", "ddp", "fsdp"), default="auto")
+    known_troubles: tuple[str, ...] = ()
 
 
 def anchor() -> Path:
@@ -125,7 +127,7 @@ def machine() -> Machine:
                 pairs = [setting.split("=", 1) for setting in shlex.split(text)]
                 values[field.name] = {key: int(value) if value.isdigit() else value for key, value in pairs}
             else:
-                values[field.name] = kind(text)
+                values[field.name] = text.split() if kind is tuple else kind(text)
         except ValueError:
             what = f"expected {'key=value ...' if kind is Launch else kind.__name__}, found {text!r}"
             raise ParamsError(what, where=f"environment ATHANOR_{field.name.upper()}") from None
