@@ -71,6 +71,14 @@ def lines(hit: Hit, where: str) -> str:
     return f"{trouble.title}\nCause  {trouble.cause}\nFix    {trouble.fix}\nSeen   {seen} ({more})"
 
 
+def addition(root: Path, since_ms: int, said: str) -> str:
+    """What `athanor repro` adds to a failure since then: the likeliest trouble, unless the failure names its own fix."""
+    log = root / LOG
+    fresh = log.is_file() and log.stat().st_mtime * 1000 >= since_ms
+    hits = [] if "Fix:" in said else search(f"{tail(log) if fresh else ''}\n{said}")
+    return lines(hits[0], str(LOG) if fresh else "") if hits else ""
+
+
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("log", nargs="?", help="a log file, or - for standard input")
     parser.add_argument("--bundle", nargs="?", const=BUNDLE, metavar="FILE", help=f"write a bundle ({BUNDLE})")
