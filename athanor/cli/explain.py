@@ -35,7 +35,7 @@ from athanor.troubles.world import World
 
 TAIL_CHARS = 4 * 2**20
 SHOWN = 3
-BUNDLE = "athanor-bundle.txt"
+BUNDLE = Path(".athanor/bundle.txt")
 LINES, DIFF_CHARS = 200, 200_000
 STEERING = re.compile(r"ATHANOR_|CUDA|NVIDIA|NCCL|GLOO|HIP|HSA|ROC|TORCH|PYTORCH|OMP_|MKL_|HF_|MLFLOW_|DVC_|SLURM_|LD_")
 
@@ -81,7 +81,7 @@ def addition(root: Path, since_ms: int, said: str) -> str:
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("log", nargs="?", help="a log file, or - for standard input")
-    parser.add_argument("--bundle", nargs="?", const=BUNDLE, metavar="FILE", help=f"write a bundle ({BUNDLE})")
+    parser.add_argument("--bundle", action="store_true", help=f"write all about it that may be told: {BUNDLE}")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -96,8 +96,9 @@ def run(args: argparse.Namespace) -> int:
         said, folder = last_failure(root)
         text, where = f"{tail(root / LOG)}\n{said}", str(LOG) if (root / LOG).is_file() else ""
     if args.bundle:
-        write_text(Path(args.bundle), bundle(root, text, folder))
-        print(f"{args.bundle} is written. Read it, then attach it to an issue")
+        (root / BUNDLE.parent).mkdir(exist_ok=True)
+        write_text(root / BUNDLE, bundle(root, text, folder))
+        print(f"{BUNDLE} is written. Read it, then attach it to an issue")
         return 0
     hits = search(text)
     print("\n\n".join(lines(hit, where) for hit in hits[:SHOWN]) if hits else unknown(text))
