@@ -31,7 +31,7 @@ from athanor.runtime.journal import alive
 from athanor.runtime.machine import anchor
 from athanor.runtime.redact import redact, redact_params
 from athanor.troubles.trouble import Hit, search
-from athanor.troubles.world import World
+from athanor.troubles.world import World, here
 
 TAIL_CHARS = 4 * 2**20
 SHOWN = 3
@@ -75,7 +75,7 @@ def addition(root: Path, since_ms: int, said: str) -> str:
     """What `athanor repro` adds to a failure since then: the likeliest trouble, unless the failure names its own fix."""
     log = root / LOG
     fresh = log.is_file() and log.stat().st_mtime * 1000 >= since_ms
-    hits = [] if "Fix:" in said else search(f"{tail(log) if fresh else ''}\n{said}")
+    hits = [] if "Fix:" in said else search(f"{tail(log) if fresh else ''}\n{said}", here({}, root))
     return lines(hits[0], str(LOG) if fresh else "") if hits else ""
 
 
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
         write_text(root / BUNDLE, bundle(root, text, folder))
         print(f"{BUNDLE} is written. Read it, then attach it to an issue")
         return 0
-    hits = search(text)
+    hits = search(text, None if args.log else here({}, root))  # a log may be of another machine
     print("\n\n".join(lines(hit, where) for hit in hits[:SHOWN]) if hits else unknown(text))
     return 0 if hits else 1
 

@@ -127,7 +127,7 @@ def search(text: str, world: World | None = None) -> list[Hit]:
     """The troubles that a text tells, the likeliest cause first.
 
     That is the one seen first, for what follows from it is seen later; a bare exit status says less than words, and
-    warnings rarely end a run. Without a world, conditions on the machine are passed over.
+    warnings rarely end a run. Without a world (the log of another machine), conditions on it are passed over.
     """
     ranked = []
     for trouble in (trouble for trouble in troubles() if not trouble.probe):
