@@ -1,6 +1,6 @@
 """docs/troubles.md, generated from the known troubles so that it cannot fall behind them.
 
-    python -m tools.troubles_doc
+python -m tools.troubles_doc
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from athanor.troubles.trouble import KNOWN, SEVERITIES, Trouble, troubles
 PAGE = Path("docs/troubles.md")
 HEAD = """# Known troubles
 
-What goes wrong with machines and packages, why, and what to type. `athanor doctor` looks at the machine for those that show beforehand;
-`athanor explain LOG` finds those that a log tells (`dmesg | athanor explain -`), `athanor explain` alone those of the last run that failed, and
-`athanor repro` adds the likeliest to the end of a failed run by itself. What ruins results or freezes the machine or a run also stops a training
-before it begins; an entry in [machine.yaml](machine.md), `known_troubles: [NAME]`, goes on all the same.
+What goes wrong with machines and packages, why, and what to type. `athanor doctor` looks at the machine for those that show
+beforehand; `athanor explain LOG` finds those that a log tells (`dmesg | athanor explain -`), `athanor explain` alone those of the last
+run that failed, and `athanor repro` adds the likeliest to the end of a failed run by itself. What ruins results or freezes the machine
+or a run also stops a training before it begins; an entry in [machine.yaml](machine.md), `known_troubles: [NAME]`, goes on all the same.
 
 {counts}.
 
@@ -40,12 +40,14 @@ name-of-it:                       # letters, digits and -: the name in known_tro
   example: {{log: the real message}}  # must find this entry and no other
 ```
 
-A condition has one subject: `file` (a pattern of paths; their text), `mount` (the file system of a folder; its type and options), `env`,
-`card` (graphics cards whose architecture has this expression), `package` (its version), `nvidia` (a field of `nvidia-smi --query-gpu`), `setting` (a key of
-machine.yaml, such as `launch.processes`). And a question: `matches`, `absent` (values are there, and none has the expression), `below`, `above`, `older`,
-`since` (numbers and versions; from the group of `matches`, if it has one), `at_least`, `missing`, `denied`. Without a question the subject has to be there.
-An example of a condition is a small machine: `files`, `denied`, `env`, `cards`, `packages`, `nvidia`, `settings`. `symptom: true` is for what follows from
-another failure, which is then told first. Then: `python -m tools.troubles_doc`, `TESTS=tests/troubles make quick`.
+A condition has one subject: `file` (a pattern of paths; their text), `mount` (the file system of a folder; its type and options),
+`env`, `card` (graphics cards whose architecture has this expression), `package` (its version), `nvidia` (a field of
+`nvidia-smi --query-gpu`), `setting` (a key of machine.yaml, such as `launch.processes`). And a question: `matches`, `absent` (values
+are there, and none has the expression), `below`, `above`, `older`, `since` (numbers and versions; from the group of `matches`, if it
+has one), `at_least`, `missing`, `denied`. Without a question the subject has to be there. With `log`, conditions narrow: a message that
+means this only with certain versions. An example of a condition is a small machine: `files`, `denied`, `env`, `cards`, `packages`,
+`nvidia`, `settings`. `symptom: true` is for what follows from another failure, which is then told first. Then:
+`python -m tools.troubles_doc` and `TESTS=tests/troubles make quick`.
 
 This page is generated. The words in the table are ours; the sources hold the facts.
 """
@@ -53,7 +55,14 @@ This page is generated. The words in the table are ours; the sources hold the fa
 
 def entry(trouble: Trouble) -> str:
     how = "machine" if trouble.probe else "log"
-    cells = (f'<a id="{trouble.name}"></a>`{trouble.name}`', trouble.severity, how, trouble.title, trouble.cause, trouble.fix)
+    cells = (
+        f'<a id="{trouble.name}"></a>`{trouble.name}`',
+        trouble.severity,
+        how,
+        trouble.title,
+        trouble.cause,
+        trouble.fix,
+    )
     source = trouble.source if trouble.source.startswith("https://") else trouble.source.removeprefix("docs/")
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} | [source]({source}) |"
 
@@ -63,12 +72,17 @@ def page() -> str:
     by_severity = Counter(trouble.severity for trouble in known)
     probes, sources = sum(trouble.probe for trouble in known), len({trouble.source for trouble in known})
     severities = ", ".join(f"{by_severity[name]} {name}" for name in SEVERITIES)
-    counts = f"{len(known)} troubles from {sources} sources: {probes} by a look at the machine, {len(known) - probes} by a log; {severities}"
+    where = f"{probes} by a look at the machine, {len(known) - probes} by a log"
+    counts = f"{len(known)} troubles from {sources} sources: {where}; {severities}"
     parts = [HEAD.format(counts=counts)]
     named = {trouble.name: trouble for trouble in known}
     for path in sorted(KNOWN.glob("*.yaml")):
         title = path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ").partition(". How")[0]
-        parts += [f"\n## {title}\n", "| name | severity | found in | what | cause | fix | |", "|---|---|---|---|---|---|---|"]
+        parts += [
+            f"\n## {title}\n",
+            "| name | severity | found in | what | cause | fix | |",
+            "|---|---|---|---|---|---|---|",
+        ]
         parts += [entry(named[name]) for name in read_yaml(path)]
     return "\n".join(parts) + "\n"
 

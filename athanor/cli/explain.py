@@ -37,6 +37,7 @@ TAIL_CHARS = 4 * 2**20
 SHOWN = 3
 BUNDLE = Path(".athanor/bundle.txt")
 LINES, DIFF_CHARS = 200, 200_000
+BOOT = re.compile(r"iommu|amdgpu|nvidia|ttm\.|pci|huge|numa")
 STEERING = re.compile(r"ATHANOR_|CUDA|NVIDIA|NCCL|GLOO|HIP|HSA|ROC|TORCH|PYTORCH|OMP_|MKL_|HF_|MLFLOW_|DVC_|SLURM_|LD_")
 
 
@@ -144,9 +145,11 @@ def last_lines(text: str) -> str:
 def driver() -> Iterator[str]:
     world = World()
     yield platform.version()
-    for pattern in ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version", "/proc/cmdline", "/proc/meminfo"):
+    for pattern in ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version", "/proc/cmdline"):
         for value in world.values("file", pattern) or ():
-            yield f"{pattern}: {' '.join(value.split()[:24])}"
+            words = value.split()  # of the kernel's command line, what is about cards and memory
+            words = [word for word in words if BOOT.search(word)] if pattern.endswith("cmdline") else words[:12]
+            yield f"{pattern}: {' '.join(words)}"
     try:
         yield subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=20).stdout
     except (OSError, subprocess.TimeoutExpired):

@@ -40,18 +40,6 @@ class Example:
     nvidia: dict[str, str] | None = None
     settings: dict[str, str] | None = None
 
-    def world(self, root: Path) -> World:
-        """A machine that has what the example names and nothing else; its files are written below `root`."""
-        for name, text in {**(self.files or {}), **dict.fromkeys(self.denied, "")}.items():
-            (root / name.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
-            (root / name.lstrip("/")).write_text(text, encoding="utf-8")
-        packages, nvidia = self.packages or {}, self.nvidia or {}
-        refused = {root / name.lstrip("/") for name in self.denied}
-        return World(
-            root, self.env or {}, self.settings or {}, Path("/work"), lambda: self.cards,
-            lambda name: packages.get(name, ""), lambda field: nvidia.get(field, "").splitlines(), refused.isdisjoint,
-        )  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Trouble:

@@ -65,8 +65,9 @@ def test_a_bundle_names_nobody_and_tells_no_secret(tmp_path: Path, monkeypatch: 
     done = call(tmp_path, "--bundle", HF_TOKEN="hf_" + "b" * 30, NCCL_DEBUG="INFO", MY_PASSWORD="correct horse")
     assert done.returncode == 0, done.stderr
     text = (tmp_path / explain.BUNDLE).read_text()
-    for secret in ("a" * 30, "b" * 30, "abcdefgh12345", "correct horse", "alice", str(tmp_path), platform.node()):
+    for secret in ("a" * 30, "b" * 30, "abcdefgh12345", "correct horse", "alice", str(tmp_path)):
         assert secret not in text, secret
+    assert len(platform.node()) < 3 or platform.node() not in text
     if len(getpass.getuser()) > 2 and getpass.getuser() != "root":
         assert getpass.getuser() not in text
     assert "~/secret-project" in text and "NCCL_DEBUG=INFO" in text and "numpy==" in text and "begins" in text

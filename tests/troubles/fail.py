@@ -34,17 +34,18 @@ def run(*command: str, **options: object) -> None:
 
 
 def killed_by_the_kernel() -> None:
-    """In a control group of 64 MiB; "unavailable" where this user may not make one."""
-    group = Path("/sys/fs/cgroup/athanor-test")
+    """In a control group of 64 MiB, of either version; "unavailable" where this user may not make one."""
+    old, new = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+    group = (old if old.is_dir() else new) / "athanor-test"
     try:
-        group.mkdir(exist_ok=True)
-        (group / "memory.max").write_text(str(64 * 2**20))
-        (group / "memory.swap.max").write_text("0")
-    except OSError:
+        group.mkdir()
+        limit = next(group / name for name in ("memory.max", "memory.limit_in_bytes") if (group / name).is_file())
+        limit.write_text(str(64 * 2**20))
+    except (OSError, StopIteration):
         sys.exit("unavailable")
-    code = "import os; open('/sys/fs/cgroup/athanor-test/cgroup.procs', 'w').write(str(os.getpid())); b'x' * 2**28"
+    code = f"import os; open('{group}/cgroup.procs', 'w').write(str(os.getpid())); b'x' * 2**28"
     done = subprocess.run([sys.executable, "-c", code])
-    print(f"ERROR: failed to reproduce 'clean': failed to run: python -m stages.clean, exited with {done.returncode}")
+    print(f"failed to run: python -m stages.clean, exited with {done.returncode}")
     group.rmdir()
 
 
@@ -203,11 +204,30 @@ def torch_of_another_chip() -> None:
 def corrupt_wheel() -> None:
     wheel = HERE / "demo-1.0-py3-none-any.whl"
     wheel.write_bytes(b"PK\x03\x04 and then the line broke")
-    run(sys.executable, "-m", "pip", "install", "--no-index", "--disable-pip-version-check", "--target", str(HERE), str(wheel))
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--no-index",
+        "--disable-pip-version-check",
+        "--target",
+        str(HERE),
+        str(wheel),
+    )
 
 
 def no_such_wheel() -> None:
-    run(sys.executable, "-m", "pip", "install", "--no-index", "--disable-pip-version-check", "torch==99")
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--isolated",
+        "--no-index",
+        "--disable-pip-version-check",
+        "athanor-nothing",
+    )
 
 
 def weights_are_a_pointer() -> None:
@@ -256,7 +276,7 @@ def architecture_of_tomorrow() -> None:
 def old_tracking_database() -> None:
     with sqlite3.connect(HERE / "mlflow.db") as database:
         database.execute("CREATE TABLE alembic_version (version_num VARCHAR(32))")
-        database.execute("INSERT INTO alembic_version VALUES ('0a8213491aaa')")
+        database.execute("INSERT INTO alembic_version VALUES ('of tomorrow')")
         for table in ("experiments", "runs", "metrics", "params", "tags", "experiment_tags", "latest_metrics"):
             database.execute(f"CREATE TABLE {table} (x)")
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
@@ -299,7 +319,7 @@ def output_in_git() -> None:
     project()
     Path("o").write_text("x")
     subprocess.run(["git", "add", "o"], check=True)
-    Path("dvc.yaml").write_text("stages:\n  s:\n    cmd: 'true'\n    outs: [o]\n")
+    Path("dvc.yaml").write_text("stages:\n  s:\n    cmd: echo > o\n    outs: [o]\n")
     dvc("repro")
 
 

@@ -19,9 +19,22 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 TREES = read_yaml(HEALTHY / "trees.yaml")
 
 
+def world_of(example: Example, root: Path) -> World:
+    """A machine that has what the example names and nothing else; its files are written below `root`."""
+    for name, text in {**(example.files or {}), **dict.fromkeys(example.denied, "")}.items():
+        (root / name.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
+        (root / name.lstrip("/")).write_text(text, encoding="utf-8")
+    packages, nvidia = example.packages or {}, example.nvidia or {}
+    refused = {root / name.lstrip("/") for name in example.denied}
+    return World(
+        root, example.env or {}, example.settings or {}, Path("/work"), lambda: example.cards,
+        lambda name: packages.get(name, ""), lambda field: nvidia.get(field, "").splitlines(), refused.isdisjoint,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("trouble", troubles(), ids=lambda trouble: trouble.name)
 def test_its_example_finds_it_and_no_other(trouble: Trouble, tmp_path: Path) -> None:
-    world = trouble.example.world(tmp_path)
+    world = world_of(trouble.example, tmp_path)
     assert [found.name for found in probe(world)] == [trouble.name] * trouble.probe
     hits = search(trouble.example.log, world)
     assert [hit.trouble.name for hit in hits] == [trouble.name] * (not trouble.probe)
@@ -35,7 +48,7 @@ def test_a_healthy_log_tells_none(path: Path) -> None:
 
 @pytest.mark.parametrize("name", TREES)
 def test_a_healthy_machine_shows_none(name: str, tmp_path: Path) -> None:
-    assert probe(build(Example, TREES[name], name).world(tmp_path)) == []
+    assert probe(world_of(build(Example, TREES[name], name), tmp_path)) == []
 
 
 def test_there_are_as_many_as_promised() -> None:
@@ -91,9 +104,10 @@ def test_the_line_is_named() -> None:
 
 def test_conditions(tmp_path: Path) -> None:
     files = {"/a/1/n": "width: 4\n", "/a/2/n": "width: 16\n", "/k": "6.14.0-27-generic"}
-    world = Example(
+    example = Example(
         files=files, denied=("/d",), env={"E": "1"}, cards=("gfx906", "sm_90"), packages={"torch": "2.9.1+rocm6.3"}
-    ).world(tmp_path)
+    )
+    world = world_of(example, tmp_path)
     for text, expected in {
         "file=/a/*/n": True, "file=/nothing": False, "file=/nothing missing=1": True,
         "file=/a/*/n matches=width:.(\\d+) below=8": True, "file=/a/*/n matches=width:.(\\d+) above=16": False,
