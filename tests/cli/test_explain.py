@@ -109,6 +109,7 @@ def test_doctor_looks_at_the_machine(toy: Toy, tmp_path: Path, monkeypatch: pyte
         (machine / f"sys/class/drm/card{number}/device").mkdir(parents=True)
         (machine / f"sys/class/drm/card{number}/device/current_link_width").write_text("1\n")
     (machine / "sys/kernel/iommu_groups/7").mkdir(parents=True)
+    (machine / "sys/kernel/iommu_groups/7/type").write_text("DMA-FQ\n")
     (machine / "proc").mkdir()
     (machine / "proc/cmdline").write_text("ro quiet splash\n")
     own = toy.environment()

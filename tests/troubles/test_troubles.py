@@ -159,6 +159,7 @@ def two_mi50(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         node.mkdir(parents=True)
         (node / "properties").write_text("simd_count 240\ngfx_target_version 90006\n")
     (root / "sys/kernel/iommu_groups/7").mkdir(parents=True)
+    (root / "sys/kernel/iommu_groups/7/type").write_text("DMA-FQ\n")
     (root / "proc").mkdir()
     (root / "proc/cmdline").write_text("ro quiet splash\n")
     checkout.mkdir()
