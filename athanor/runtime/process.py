@@ -69,8 +69,9 @@ def _refuse_troubles() -> None:
     blocking = [trouble for trouble in troubles() if trouble.severity in BLOCKING]
     for trouble in probe(here(dict(facts.flatten(dataclasses.asdict(settings))), anchor()), blocking):
         if trouble.name not in settings.known_troubles:
-            known = f"or, to train all the same, in machine.yaml: known_troubles: [{trouble.name}]"
-            raise InputError(f"{trouble.title}. {trouble.cause}", where="this machine", fix=f"{trouble.fix} {known}")
+            what = f"{trouble.title}. {trouble.cause.removesuffix('.')}"
+            known = f"Or, to train all the same, in machine.yaml: known_troubles: [{trouble.name}]"
+            raise InputError(what, where="this machine", fix=f"{trouble.fix.removesuffix('.')}. {known}")
 
 
 def _already_done(stage: str, module: str) -> bool:
