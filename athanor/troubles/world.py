@@ -117,7 +117,8 @@ class Condition:
 
     file: files whose path fits a pattern (their text). mount: the file system of a folder, `.` for the checkout (its
     type and options). env: an environment variable. card: graphics cards whose architecture has this expression.
-    package: an installed package (its version). nvidia: a field of nvidia-smi. setting: a key of machine.yaml.
+    package: an installed package (its version). nvidia: a field of nvidia-smi. setting: a key of machine.yaml,
+    or, where `athanor doctor` asks, params.SECTION.KEY.
 
     matches: an expression is found in a value; if it has a group, numbers and versions are read from there.
     absent: there are values, and none has this expression. below, above: a number. older, since: a version.

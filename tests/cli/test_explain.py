@@ -117,8 +117,9 @@ def test_doctor_looks_at_the_machine(toy: Toy, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(toy, "environment", lambda: {**own, **more})
     status, findings = toy.doctor()
     told = {row["where"]: row for row in findings if row["kind"] == "trouble"}
-    assert status == 1 and set(told) == {"amd-cards-behind-iommu", "override-of-mi50", "amd-card-narrow-slot"}
-    assert {name for name, row in told.items() if not row["note"]} == {"amd-cards-behind-iommu", "override-of-mi50"}
+    assert status == 1 and set(told) >= {"amd-cards-behind-iommu", "override-of-mi50", "amd-card-narrow-slot"}
+    assert not any(told[name]["note"] for name in ("amd-cards-behind-iommu", "override-of-mi50"))
+    assert told["amd-card-narrow-slot"]["note"]  # beside others that depend on the torch that is installed here
     assert "iommu=pt" in told["amd-cards-behind-iommu"]["command"]
     more["ATHANOR_KNOWN_TROUBLES"] = "amd-cards-behind-iommu override-of-mi50"
     assert toy.doctor()[0] == 0

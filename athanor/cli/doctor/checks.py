@@ -268,8 +268,9 @@ def hardware_profile(root: Path) -> Iterator[Finding]:
 
 def machine_troubles(checkout: Checkout) -> Iterator[Finding]:
     """What is known to go wrong on a machine like this one (docs/troubles.md)."""
-    settings = machine()
-    for trouble in probe(here(dict(flatten(dataclasses.asdict(settings))), checkout.root)):
+    settings, params = machine(), checkout.root / "params.yaml"
+    asked = {**dataclasses.asdict(settings), "params": read_yaml(params) if params.is_file() else {}}
+    for trouble in probe(here(dict(flatten(asked)), checkout.root)):
         note = trouble.severity in ("slows", "note") or trouble.name in settings.known_troubles
         what = f"{trouble.title}. {trouble.cause.removesuffix('.')}"
         yield Finding("trouble", trouble.name, what, trouble.fix, note=note)
