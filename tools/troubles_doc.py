@@ -55,7 +55,7 @@ This page is generated. The words in the table are ours; the sources hold the fa
 
 
 def entry(trouble: Trouble) -> str:
-    how = "machine" if trouble.probe else "log"
+    how = "machine" if trouble.on_machine else "log"
     cells = (
         f'<a id="{trouble.name}"></a>`{trouble.name}`',
         trouble.severity,
@@ -71,9 +71,9 @@ def entry(trouble: Trouble) -> str:
 def page() -> str:
     known = troubles()
     by_severity = Counter(trouble.severity for trouble in known)
-    probes, sources = sum(trouble.probe for trouble in known), len({trouble.source for trouble in known})
+    looks, sources = sum(trouble.on_machine for trouble in known), len({trouble.source for trouble in known})
     severities = ", ".join(f"{by_severity[name]} {name}" for name in SEVERITIES)
-    where = f"{probes} by a look at the machine, {len(known) - probes} by a log"
+    where = f"{looks} by a look at the machine, {len(known) - looks} by a log"
     counts = f"{len(known)} troubles from {sources} sources: {where}; {severities}"
     parts = [HEAD.format(counts=counts)]
     named = {trouble.name: trouble for trouble in known}

@@ -50,6 +50,11 @@ def tail(path: Path) -> str:
         return file.read().decode(errors="replace").replace("\r", "\n")
 
 
+def since(root: Path, moment: float) -> bool:
+    """Whether the log of the last run on a terminal was written after a moment; an older one is another run's."""
+    return (root / LOG).is_file() and (root / LOG).stat().st_mtime >= moment
+
+
 def last_failure(root: Path) -> tuple[str, Path | None]:
     """What is written about the last run that did not finish, and its folder."""
     runs = sorted((root / ".athanor" / "runs").glob("*/meta.json"), key=lambda path: path.stat().st_mtime)
@@ -74,9 +79,8 @@ def lines(hit: Hit, where: str) -> str:
 
 def addition(root: Path, since_ms: int, said: str) -> str:
     """What `athanor repro` adds to a failure since then: the likeliest trouble, unless the failure names its own fix."""
-    log = root / LOG
-    fresh = log.is_file() and log.stat().st_mtime * 1000 >= since_ms
-    hits = [] if "Fix:" in said else search(f"{tail(log) if fresh else ''}\n{said}", here({}, root))
+    fresh = since(root, since_ms / 1000)
+    hits = [] if "Fix:" in said else search(f"{tail(root / LOG) if fresh else ''}\n{said}", here({}, root))
     return lines(hits[0], str(LOG) if fresh else "") if hits else ""
 
 
@@ -95,7 +99,8 @@ def run(args: argparse.Namespace) -> int:
         text, where, folder = tail(Path(args.log)), args.log, None
     else:
         said, folder = last_failure(root)
-        text, where = f"{tail(root / LOG)}\n{said}", str(LOG) if (root / LOG).is_file() else ""
+        fresh = since(root, (folder / "meta.json").stat().st_mtime if folder else 0.0)
+        text, where = f"{tail(root / LOG) if fresh else ''}\n{said}", str(LOG) if fresh else ""
     if args.bundle:
         (root / BUNDLE.parent).mkdir(exist_ok=True)
         write_text(root / BUNDLE, bundle(root, text, folder))

@@ -29,7 +29,7 @@ from athanor.runtime.machine import anchor, machine
 from athanor.runtime.redact import excepthook
 from athanor.runtime.run import PARAMS, Run
 from athanor.runtime.terminal import in_words, say, stop_signals
-from athanor.troubles.trouble import BLOCKING, probe, troubles
+from athanor.troubles.trouble import BLOCKING, shown, troubles
 from athanor.troubles.world import here
 
 
@@ -67,7 +67,7 @@ def _refuse_troubles() -> None:
     """InputError if this machine shows a trouble that would freeze a training or ruin its result."""
     settings = machine()
     blocking = [trouble for trouble in troubles() if trouble.severity in BLOCKING]
-    for trouble in probe(here(dict(facts.flatten(dataclasses.asdict(settings))), anchor()), blocking):
+    for trouble in shown(here(dict(facts.flatten(dataclasses.asdict(settings))), anchor()), blocking):
         if trouble.name not in settings.known_troubles:
             what = f"{trouble.title}. {trouble.cause.removesuffix('.')}"
             known = f"Or, to train all the same, in machine.yaml: known_troubles: [{trouble.name}]"

@@ -1,7 +1,7 @@
 """Known troubles: what is wrong with a machine or behind a message, why, and what to type.
 
 Each is an entry of a file in known/, so one more needs no line of Python (docs/troubles.md tells how). A trouble with
-`log` or `exits` is found in what a run said; one without is a probe, found by looking at the machine (world.py). An
+`log` or `exits` is found in what a run said; one without is found by a look at the machine (world.py). An
 entry brings its own example, which must find it and no other one.
 """
 
@@ -76,7 +76,7 @@ class Trouble:
                 raise ParamsError(f"{pattern!r} is no regular expression ({error})", where="log") from None
 
     @property
-    def probe(self) -> bool:
+    def on_machine(self) -> bool:
         return not (self.log or self.exits)
 
 
@@ -102,12 +102,12 @@ def troubles() -> tuple[Trouble, ...]:
     return tuple(found.values())
 
 
-def probe(world: World, among: Iterable[Trouble] | None = None) -> list[Trouble]:
+def shown(world: World, among: Iterable[Trouble] | None = None) -> list[Trouble]:
     """The troubles that the machine shows; nothing is changed and nothing is computed."""
     return [
         trouble
         for trouble in (troubles() if among is None else among)
-        if trouble.probe and all(condition.holds(world) for condition in trouble.when)
+        if trouble.on_machine and all(condition.holds(world) for condition in trouble.when)
     ]
 
 
@@ -118,7 +118,7 @@ def search(text: str, world: World | None = None) -> list[Hit]:
     warnings rarely end a run. Without a world (the log of another machine), conditions on it are passed over.
     """
     ranked = []
-    for trouble in (trouble for trouble in troubles() if not trouble.probe):
+    for trouble in (trouble for trouble in troubles() if not trouble.on_machine):
         if world is not None and not all(condition.holds(world) for condition in trouble.when):
             continue
         statuses = EXIT.format("|".join(map(str, trouble.exits)))

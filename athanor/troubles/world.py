@@ -1,7 +1,7 @@
-"""What a probe looks at: files of the system, environment, graphics cards, packages, settings of this machine.
+"""What is looked at on a machine: files of the system, environment, graphics cards, packages, settings of this machine.
 
 Everything is read and nothing is written. `ATHANOR_MACHINE_ROOT` names a folder that stands for `/`, so that a machine
-can be looked at that is not here. Without torch, whose import takes longer than all probes.
+can be looked at that is not here. Without torch, whose import takes longer than all of it.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def test_a_bundle_names_nobody_and_tells_no_secret(tmp_path: Path, monkeypatch: 
     assert "line 499" in text and "line 299 " not in text  # the last 200 lines of the log
 
 
-def test_neither_it_nor_the_probes_load_torch() -> None:
+def test_neither_it_nor_the_look_at_the_machine_loads_torch() -> None:
     code = "import sys, athanor.cli.explain, athanor.cli.doctor.checks, athanor.runtime.process; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "False\n", done.stderr

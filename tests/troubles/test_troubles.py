@@ -10,7 +10,7 @@ import pytest
 from athanor.base.errors import InputError, ParamsError
 from athanor.base.strict import build, read_yaml
 from athanor.runtime import process
-from athanor.troubles.trouble import BLOCKING, Example, Trouble, probe, search, troubles
+from athanor.troubles.trouble import BLOCKING, Example, Trouble, shown, search, troubles
 from athanor.troubles.world import ROOT, Condition, World, here, version
 from tools import troubles_doc
 
@@ -35,9 +35,9 @@ def world_of(example: Example, root: Path) -> World:
 @pytest.mark.parametrize("trouble", troubles(), ids=lambda trouble: trouble.name)
 def test_its_example_finds_it_and_no_other(trouble: Trouble, tmp_path: Path) -> None:
     world = world_of(trouble.example, tmp_path)
-    assert [found.name for found in probe(world)] == [trouble.name] * trouble.probe
+    assert [found.name for found in shown(world)] == [trouble.name] * trouble.on_machine
     hits = search(trouble.example.log, world)
-    assert [hit.trouble.name for hit in hits] == [trouble.name] * (not trouble.probe)
+    assert [hit.trouble.name for hit in hits] == [trouble.name] * (not trouble.on_machine)
     assert all(hit.text and hit.text in trouble.example.log for hit in hits)
 
 
@@ -48,7 +48,7 @@ def test_a_healthy_log_tells_none(path: Path) -> None:
 
 @pytest.mark.parametrize("name", TREES)
 def test_a_healthy_machine_shows_none(name: str, tmp_path: Path) -> None:
-    assert probe(world_of(build(Example, TREES[name], name), tmp_path)) == []
+    assert shown(world_of(build(Example, TREES[name], name), tmp_path)) == []
 
 
 def test_there_are_as_many_as_promised() -> None:
@@ -194,9 +194,9 @@ def test_known_troubles_may_stand_in_the_environment(two_mi50: Path, monkeypatch
 def test_all_that_stop_a_training_are_cheap_to_look_at() -> None:
     """They run before each training: files, variables and one question to nvidia-smi, no search through folders."""
     for trouble in troubles():
-        if trouble.severity in BLOCKING and trouble.probe:
+        if trouble.severity in BLOCKING and trouble.on_machine:
             assert all("**" not in condition.file for condition in trouble.when)
 
 
 def test_this_machine_can_be_looked_at(tmp_path: Path) -> None:
-    assert isinstance(probe(here({"device": "auto"}, tmp_path)), list)
+    assert isinstance(shown(here({"device": "auto"}, tmp_path)), list)

@@ -31,7 +31,7 @@ from athanor.runtime.journal import alive
 from athanor.runtime.locks import locked, try_lock
 from athanor.runtime.machine import machine
 from athanor.runtime.store import EXPERIMENT, artifacts_of, database, delivery
-from athanor.troubles.trouble import probe
+from athanor.troubles.trouble import shown
 from athanor.troubles.world import here
 
 SHIP_SECONDS = 30.0
@@ -270,7 +270,7 @@ def machine_troubles(checkout: Checkout) -> Iterator[Finding]:
     """What is known to go wrong on a machine like this one (docs/troubles.md)."""
     settings, params = machine(), checkout.root / "params.yaml"
     asked = {**dataclasses.asdict(settings), "params": read_yaml(params) if params.is_file() else {}}
-    for trouble in probe(here(dict(flatten(asked)), checkout.root)):
+    for trouble in shown(here(dict(flatten(asked)), checkout.root)):
         note = trouble.severity in ("slows", "note") or trouble.name in settings.known_troubles
         what = f"{trouble.title}. {trouble.cause.removesuffix('.')}"
         yield Finding("trouble", trouble.name, what, trouble.fix, note=note)
