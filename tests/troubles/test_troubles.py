@@ -10,7 +10,7 @@ import pytest
 from athanor.base.errors import InputError, ParamsError
 from athanor.base.strict import build, read_yaml
 from athanor.runtime import process
-from athanor.troubles.trouble import BLOCKING, Example, Trouble, shown, search, troubles
+from athanor.troubles.trouble import BLOCKING, Example, Trouble, search, shown, troubles
 from athanor.troubles.world import ROOT, Condition, World, here, version
 from tools import troubles_doc
 
