@@ -2,11 +2,14 @@
 
     python -m tools.bench_gpu [--preset plasma-1.1] [--steps 2000] [--variants bf16,bf16-compiled,fp16,fp32]
     python -m tools.bench_gpu --preset micro --steps 20 --device cpu --variants fp32      # tries the script itself
+    git clone https://github.com/karpathy/nanochat /tmp/nanochat; ... --nanochat /tmp/nanochat   # its d12 beside ours
 
 Ids are random, in rows of several documents as the preset's are. Each variant is a process of its own, and prints
 tokens per second (the median of the steps after the first twenty), model FLOPs utilisation by the data sheet, the share of
 the ceiling measured here, and peak memory beside what was estimated. Then the first variant is killed half way, goes
-on, and is compared with one that was left alone.
+on, and is compared with one that was left alone. nanochat's model and optimizer run as in its base_train, from a
+checkout (its gpt.py and optim.py need torch alone), compiled, on random ids,
+after the first of our variants: its own count of operations against the same data sheet.
 """
 
 from __future__ import annotations
@@ -120,6 +123,42 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     return facts
 
 
+def run_nanochat(job: dict[str, Any]) -> dict[str, Any]:
+    """Steps of nanochat's model of a depth, with its widths, heads, windows and optimizer."""
+    sys.path.insert(0, job["nanochat"])
+    import torch
+    from nanochat.gpt import GPT, GPTConfig  # type: ignore[import-not-found]
+
+    from athanor.hardware.peaks import peak_tflops
+
+    depth, device, accelerated = job["depth"], torch.device(job["device"]), job["device"] == "cuda"
+    dim, T = 64 * depth, job["row_tokens"]
+    heads = max(1, dim // 128)
+    rows, tokens_per_step = job["rows"], job["tokens"]
+    with torch.device("meta"):
+        model = GPT(GPTConfig(T, 32768, depth, heads, heads, dim))
+    model.to_empty(device=device)
+    model.init_weights()
+    flops_per_token, optimizer = model.estimate_flops(), model.setup_optimizer()
+    compiled = torch.compile(model, dynamic=False) if accelerated else model
+    micro_batches = max(1, tokens_per_step // (rows * T))
+    times = []
+    for _ in range(job["steps"]):
+        started = time.perf_counter()
+        for _ in range(micro_batches):
+            ids = torch.randint(32768, (rows, T + 1), device=device)
+            (compiled(ids[:, :-1], ids[:, 1:]) / micro_batches).backward()
+        optimizer.step()
+        model.zero_grad(set_to_none=True)
+        if accelerated:
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - started)
+    rate = micro_batches * rows * T / statistics.median(times[min(WARM_STEPS, len(times) // 2) :])
+    peak = peak_tflops(torch.cuda.get_device_name(), "bf16") if accelerated else None
+    facts = {"tokens_per_second": rate, "tflops": rate * flops_per_token / 1e12}
+    return facts | ({"mfu": facts["tflops"] / peak} if peak else {})
+
+
 def child(job: dict[str, Any]) -> dict[str, Any] | None:
     """`run` in a process of its own; None if it was killed or failed."""
     done = subprocess.run(
@@ -135,17 +174,32 @@ def main() -> None:
     parser.add_argument("--variants", default="bf16,bf16-compiled,fp16,fp32")
     parser.add_argument("--micro-batch-tokens", type=int, default=0, help="0: the trainer's rule")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--nanochat", metavar="CHECKOUT", help="time its d12, too")
+    parser.add_argument("--nanochat-depth", type=int, default=12)
+    parser.add_argument("--nanochat-rows", type=int, default=32, help="of 2,048 tokens in a micro-batch")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.job:
-        print(json.dumps(run(json.loads(args.job))))
+        asked = json.loads(args.job)
+        print(json.dumps((run_nanochat if "nanochat" in asked else run)(asked)))
         return
+    theirs = {
+        "nanochat": args.nanochat,
+        "depth": args.nanochat_depth,
+        "device": args.device,
+        "row_tokens": 2048 if args.device == "cuda" else 128,
+        "rows": args.nanochat_rows,
+        "tokens": 524_288 if args.device == "cuda" else 0,  # its own for d12
+        "steps": min(args.steps, 4 * WARM_STEPS),
+    }
     job = {name: getattr(args, name) for name in ("preset", "steps", "device", "micro_batch_tokens")}
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         for number, variant in enumerate(args.variants.split(",")):
             results[variant] = child({**job, "variant": variant, "folder": f"{folder}/{number}"})
             print(f"{variant:<16}", json.dumps(results[variant]), flush=True)
+            if args.nanochat and number == 0:
+                print(f"nanochat d{args.nanochat_depth:<6}", json.dumps(child(theirs)), flush=True)
         first = {**job, "variant": args.variants.split(",")[0], "folder": f"{folder}/killed"}
         child({**first, "kill_at": args.steps // 2, "save_every": 1.0})
         resumed, whole = child(first), results[first["variant"]]

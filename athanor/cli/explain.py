@@ -38,6 +38,9 @@ SHOWN = 3
 BUNDLE = Path(".athanor/bundle.txt")
 LINES, DIFF_CHARS = 200, 200_000
 BOOT = re.compile(r"iommu|amdgpu|nvidia|ttm\.|pci|huge|numa")
+NOTIFIED = re.compile(
+    r"(?m)^(\s*(?:ATHANOR_NOTIFY=|notify:)).*(?:\n[ \t]+.*)*"
+)  # such an address is a secret as a whole
 STEERING = re.compile(r"ATHANOR_|CUDA|NVIDIA|NCCL|GLOO|HIP|HSA|ROC|TORCH|PYTORCH|OMP_|MKL_|HF_|MLFLOW_|DVC_|SLURM_|LD_")
 
 
@@ -163,7 +166,7 @@ def driver() -> Iterator[str]:
 
 def anonymous(text: str, root: Path) -> str:
     """The text without secrets, and without who and where this is."""
-    text = redact(text).replace(str(root), ".").replace(str(Path.home()), "~")
+    text = NOTIFIED.sub(r"\1 ***", redact(text)).replace(str(root), ".").replace(str(Path.home()), "~")
     text = re.sub(r"/(?:home|Users)/[^/\s\"':]+", "~", text)
     for name, stands in ((platform.node(), "HOST"), (getpass.getuser(), "USER")):
         if len(name) > 2 and name != "root":

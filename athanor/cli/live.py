@@ -111,7 +111,7 @@ class View:
     def draw(self, last: bool = False) -> None:
         """Write what was said since, and the foot below it in the place of the one before."""
         try:
-            width, height = os.get_terminal_size(sys.stderr.fileno())  # rich prefers COLUMNS, which does not follow it
+            told = os.get_terminal_size(sys.stderr.fileno())  # rich prefers COLUMNS, which does not follow it
         except OSError:  # it was closed
             return
         with contextlib.suppress(OSError):  # it is not the one that started us
@@ -120,6 +120,10 @@ class View:
                 return
         from rich.console import Console
 
+        width, height = (
+            told.columns or 80,
+            told.lines or 24,
+        )  # `script` and `docker exec -t` may give a terminal no size
         console = Console(stderr=True, width=width, height=height, markup=False, highlight=False)
         # A terminal that became narrower has broken the lines of the foot.
         before = sum(1 + max(0, len(line) - 1) // width for line in self.foot)

@@ -23,7 +23,8 @@ from athanor.base.artifacts import write_text
 from athanor.base.errors import ParamsError, suggest
 from athanor.base.strict import read_yaml
 from athanor.cli.cli import positive
-from athanor.cli.render import fill_template
+from athanor.cli.render import fill_template, size
+from athanor.model.config import ModelConfig
 from athanor.runtime import presets
 from athanor.runtime.dvc_view import edited_yaml
 from athanor.runtime.machine import machine
@@ -32,8 +33,9 @@ from athanor.runtime.schema import check_values
 from athanor.sizing import devices
 from athanor.sizing.data import Data, data_of
 from athanor.sizing.lines import Key, lines_of
-from athanor.sizing.memory import parts
+from athanor.sizing.memory import Parts, parts
 from athanor.sizing.solve import Recipe, Speed, Wish, choose
+from athanor.training.memory import StepFootprint
 from athanor.training.pretrain_params import PretrainParams
 
 PARAMS, FOLDER = Path("params.yaml"), Path("presets")
@@ -125,8 +127,7 @@ def _measured(wish: Wish, data: Data, pretrain: PretrainParams) -> tuple[Recipe,
 
 
 def _facts(recipe: Recipe, speed: Speed, data: Data) -> dict[str, Any]:
-    footprint = speed.footprint(recipe.config, recipe.batch_tokens)
-    one = speed.memory(recipe.config, footprint)
+    one, shared = memory_of(speed, recipe.config, recipe.batch_tokens)
     hours = recipe.total_seconds / 3600
     return {
         "device": speed.name,
@@ -141,13 +142,25 @@ def _facts(recipe: Recipe, speed: Speed, data: Data) -> dict[str, Any]:
         "law": data.law.source,
         "memory_bytes": dataclasses.asdict(one),
         "memory_total": one.total,
-        "memory_shared": {count: parts(recipe.config, footprint, count).total for count in SEVERAL}
-        if speed.accelerator
-        else {},
+        "memory_shared": {count: several.total for count, several in shared.items()},
+        "memory": memory_lines(one, shared),
         "disk_bytes": recipe.disk_bytes,
         "watts": speed.watts,
         "kwh": hours * speed.watts / 1000,
     }
+
+
+def memory_of(speed: Speed, config: ModelConfig, batch_tokens: int) -> tuple[Parts, dict[int, Parts]]:
+    """What a training step takes by its parts: of this device, and of each of several accelerators that share the model."""
+    footprint: StepFootprint = speed.footprint(config, batch_tokens)
+    several = SEVERAL if speed.accelerator else ()
+    return speed.memory(config, footprint), {count: parts(config, footprint, count) for count in several}
+
+
+def memory_lines(one: Parts, shared: Mapping[int, Parts]) -> list[str]:
+    named = ", ".join(f"{name} {size(value)}" for name, value in dataclasses.asdict(one).items() if value)
+    each = ", ".join(f"{size(several.total)} on each of {count}" for count, several in shared.items())
+    return [f"{size(one.total)}: {named}", *([f"shared (fsdp): {each}"] if each else [])]
 
 
 def _nested(lines: Mapping[Key, Any]) -> str:

@@ -34,6 +34,8 @@ from athanor.runtime import dvc_lock, lifetime, ship
 from athanor.runtime.closure import FOREIGN
 from athanor.runtime.facts import Graph
 from athanor.runtime.guards import UNTIL
+from athanor.runtime.notify import DONE, FAILED, notify
+from athanor.runtime.progress import duration
 from athanor.runtime.run import PARAMS
 from athanor.runtime.schema import FOREIGN_STAGES, check_file
 from athanor.runtime.terminal import say
@@ -89,6 +91,8 @@ def main() -> int:
         say(said or "the message of the stage is above")
         if not stopped and (more := explain.addition(root, since_ms, said)):
             say(f"\n{more}")
+        if deaths:  # whoever died could say nothing
+            notify(FAILED, "\n".join(deaths))
         return STOPPED if stopped else status
     asked = None if foreign else asked_for(root, arguments)
     lines = [summary.text(root, runs_before, since_ms, stages, asked=asked).rstrip("\n")]
@@ -97,6 +101,7 @@ def main() -> int:
     if unshipped:
         lines.append("Tracking  the rest of it comes to MLflow with the next run or `make ui`")
     say("\n".join(lines), sys.stdout)
+    notify(DONE, f"athanor repro in {root.name} is done, {duration(time.time() - since_ms / 1000)}")
     if deaths:
         say("\n" + "\n".join(deaths))
     return 0

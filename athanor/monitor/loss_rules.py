@@ -71,6 +71,9 @@ class NotLearning(Rule):
         return Verdict(level, drop, limit, text, fix)
 
 
+RESOLVED = 0.02  # of the loss: blocks whose difference is uncertain by more are not compared
+
+
 class Plateau(Rule):
     """Two blocks of steps with the same mean loss, while the rate is still high. Only information."""
 
@@ -97,6 +100,8 @@ class Plateau(Rule):
         gain = (before[0] - mean) / before[0] if before[0] else 0.0
         significant = 2 * math.sqrt(error2 + before[1])
         if gain >= self.limits.plateau_improvement or before[0] - mean >= significant:
+            return None
+        if significant > RESOLVED * before[0]:  # short batches of mixed questions: such means tell nothing
             return None
         text = f"The mean loss of the last {self.size} steps is {mean:.4f}, after {before[0]:.4f} of those before."
         fix = f"{self.phase}.lr 2-5 times higher or a longer warmup; a smaller {self.phase}.weight_decay; more data."

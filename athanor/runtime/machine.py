@@ -56,8 +56,10 @@ class Machine:
     max_minutes: a stage that ran so long saves and ends, 0 for no limit.
     min_free_gib: a stage stops when the disk has less left (scaled down on a small disk), 0 to never look.
     hang_seconds: without a step for so long, the stacks are dumped; -1 for ten usual steps, 0 to never look.
+    notify: a command or an address that is told of critical findings, stalls and ends (docs/machine.md).
     launch: how many processes train together; in the environment "processes=4 nodes=2 ...".
-    parallel: what they keep of the model: all of it (ddp), a share (fsdp), or whichever fits (auto).
+    parallel: what they keep of the model: all of it (ddp), a share (fsdp), a share of one for each node (hsdp), or
+        whichever fits (auto).
     known_troubles: names of docs/troubles.md that do not stop a training here, and are notes of `athanor doctor`.
     """
 
@@ -75,8 +77,9 @@ class Machine:
     max_minutes: float = param(min=0, default=0.0)
     min_free_gib: float = param(min=0, default=1.0)
     hang_seconds: float = param(min=-1, default=-1.0)
+    notify: str = ""
     launch: Launch = Launch()
-    parallel: str = param(choices=("auto", "ddp", "fsdp"), default="auto")
+    parallel: str = param(choices=("auto", "ddp", "fsdp", "hsdp"), default="auto")
     known_troubles: tuple[str, ...] = ()
 
 

@@ -25,6 +25,7 @@ from athanor.runtime.guards import Guards
 from athanor.runtime.journal import Journal, finished, now_ms
 from athanor.runtime.lifetime import record_death
 from athanor.runtime.machine import machine
+from athanor.runtime.notify import FAILED, STALL, notify
 from athanor.runtime.progress import Progress, duration
 from athanor.runtime.redact import redact
 from athanor.runtime.slots import Code, Slot
@@ -270,6 +271,7 @@ class Run(Stage):
 
     def _on_hang(self, text: str, facts: Mapping[str, Any]) -> None:
         self._say(text)
+        notify(STALL, f"{self.stage}: {text}", wait=False)
         if self._journal is not None:
             self._journal.event("hang", text=text, **facts)
 
@@ -277,6 +279,7 @@ class Run(Stage):
         """Record why, before the watchdog ends the process."""
         record_death(text)
         self.report("KILLED", text, 75)
+        notify(STALL, f"{self.stage}: {text}")
 
     def why(self, error: Interrupted) -> str:
         """What ended a run that saved and stopped."""
@@ -323,6 +326,8 @@ class Run(Stage):
             suffix = f" (and the journal could not be closed: {error})"
         if self.main or code != 75:
             self._say(message + suffix)
+        if status == "FAILED" and self.main:
+            notify(FAILED, f"{self.stage}: {message}")
         return code
 
     def fail(self, status: str, message: str) -> None:

@@ -14,6 +14,7 @@ from athanor.base.artifacts import write_json
 from athanor.monitor.finding import Finding, status
 from athanor.monitor.monitor import Reader
 from athanor.monitor.thresholds import Thresholds
+from athanor.runtime import notify
 from athanor.runtime.journal import Journal, rows
 from athanor.runtime.redact import redact
 
@@ -26,7 +27,7 @@ class Health:
     def __init__(
         self, journal: Journal, say: Callable[[str], None], thresholds: Thresholds, plan: Mapping[str, Any]
     ) -> None:
-        self.journal, self.say, self.broken = journal, say, False
+        self.journal, self.say, self.broken, self.phase = journal, say, False, plan["phase"]
         self.reader = Reader(plan["phase"], thresholds)
         for row in rows(journal.path.read_bytes()):
             self.reader.line(row)
@@ -54,6 +55,8 @@ class Health:
     def _report(self, findings: list[Finding]) -> None:
         for finding in findings:
             self.say(str(finding))
+            if finding.level == notify.CRITICAL:
+                notify.notify(finding.level, f"{self.phase}: {finding}", wait=False)
             self.journal.event("finding", **finding.to_dict())
         summary = {
             "status": status(self.reader.findings),

@@ -158,8 +158,10 @@ def _loop_seconds() -> float:
     return best
 
 
-def measure_params(built: Mapping[str, Any]) -> None:
+def measure_params(built: Mapping[str, Any]) -> tuple[Measured, ModelConfig]:
     """Time steps of the model that a params file asks for, for plans on this machine."""
     model, speed = built["model"], Measured(machine(), built["pretrain"])
-    speed.measure(model.config(model.vocab_size or built["tokenizer"].vocab_size), built["pretrain"].batch_tokens)
+    config = model.config(model.vocab_size or built["tokenizer"].vocab_size)
+    speed.measure(config, built["pretrain"].batch_tokens)
     speed.keep()
+    return speed, config

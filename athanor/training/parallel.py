@@ -1,4 +1,4 @@
-"""Gradient backends of a step: one process, replicated processes (DDP), or everything sharded (FSDP2).
+"""Gradient backends of a step: one process, replicated processes (DDP), or everything sharded (FSDP2, HSDP).
 
 All three are given micro-batches and a function that runs forward and backward
 of one, and leave the gradient of the whole batch, summed over all processes,
@@ -133,21 +133,28 @@ class Replicated(Single):
         self.sent.append((flat, self.world.dist.all_reduce(flat, async_op=True)))
 
     def check_same(self) -> None:
-        """Compare the sums of all weights bit for bit, so that processes cannot drift apart unnoticed."""
-        sums = torch.stack([weight.detach().double().sum() for weight in self.weights]).cpu()
-        low, high = sums.clone(), sums.clone()
-        self.world.dist.all_reduce(low, op=self.world.dist.ReduceOp.MIN)
-        self.world.dist.all_reduce(high, op=self.world.dist.ReduceOp.MAX)
-        if not torch.equal(low.nan_to_num(), high.nan_to_num()):
-            raise GateError(
-                "one model",
-                f"the weights differ between the {self.world.size} processes by {float((high - low).abs().max()):.3g}",
-                fix="use one kind of processor for all processes; the last checkpoint is whole",
-            )
+        _check_same(self.weights, self.world, None)
+
+
+def _check_same(weights: Sequence[Tensor], world: ProcessGroup, group: Any) -> None:
+    """Compare the sums of weights bit for bit within the group, so that its processes cannot drift apart unnoticed."""
+    sums = torch.stack([weight.detach().double().sum() for weight in weights])
+    low, high = sums.clone(), sums.clone()
+    world.dist.all_reduce(low, op=world.dist.ReduceOp.MIN, group=group)
+    world.dist.all_reduce(high, op=world.dist.ReduceOp.MAX, group=group)
+    if world.any(not torch.equal(low.nan_to_num(), high.nan_to_num()))[0]:
+        raise GateError(
+            "one model",
+            f"the weights differ between the {world.size} processes by {float((high - low).abs().max()):.3g}",
+            fix="use one kind of processor for all processes; the last checkpoint is whole",
+        )
 
 
 class Sharded(Single):
     """Each process keeps a share of every weight, gradient and moment (Zhao et al. 2023, arXiv:2304.11277).
+
+    The shares of all processes make one model (FSDP), or those of each node do, and gradients are then added up
+    over the nodes (HSDP): what is gathered twice in each micro-batch stays within a node.
 
     Blocks are gathered just before they are needed. Weights travel in fp32,
     because autocast rounds inside the blocks as it does in one process: the
@@ -169,7 +176,12 @@ class Sharded(Single):
             for weight in self.plain.parameters():
                 world.dist.broadcast(weight, world.main_rank)
         self._offload()
-        self.mesh = init_device_mesh(self.device.type, (world.size,))
+        # Models, and shares of each; processes are numbered node by node.
+        models = world.size // world.shards
+        names = ("model", "share")
+        whole = init_device_mesh(self.device.type, (models, world.shards), mesh_dim_names=names)
+        self.shares, self.twins = (whole.get_group(name) for name in ("share", "model"))
+        self.mesh = whole if models > 1 else whole["share"]
         self.working = copy.deepcopy(self.plain)
         for block in self.working.model.layers:
             fully_shard(block, mesh=self.mesh)
@@ -184,7 +196,7 @@ class Sharded(Single):
         self.shards = {name: weight.to_local().detach() for name, weight in self.working.named_parameters()}
         if world.any(not any(shard.numel() for shard in self.shards.values()))[0]:
             raise InputError(
-                f"the model is too small to give each of {world.size} processes a part",
+                f"the model is too small to give each of {world.shards} processes a part",
                 where="machine.parallel",
                 fix="use ddp",
             )
@@ -206,7 +218,9 @@ class Sharded(Single):
         return self.world.sum_(total)
 
     def joint_norm(self, norm: Tensor) -> Tensor:
-        return self.world.sum_(norm.square()).sqrt()
+        square = norm.square()
+        self.world.dist.all_reduce(square, group=self.shares)
+        return square.sqrt()
 
     @torch.no_grad()
     def model(self) -> Transformer:
@@ -233,8 +247,11 @@ class Sharded(Single):
         like = dict(self.working.named_parameters())[name]
         if full.shape != like.shape:
             return full
-        rows = full.chunk(self.world.size)
-        return rows[self.world.rank] if self.world.rank < len(rows) else full[:0]
+        rows, number = full.chunk(self.world.shards), self.world.rank % self.world.shards
+        return rows[number] if number < len(rows) else full[:0]
+
+    def check_same(self) -> None:
+        _check_same(list(self.shards.values()), self.world, self.twins)
 
     def _offload(self) -> None:
         """Move the full model off the accelerator, which has no room for it."""

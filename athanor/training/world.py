@@ -25,7 +25,7 @@ from athanor.base.errors import AthanorError, GateError, InputError
 from athanor.model.config import ModelConfig
 from athanor.training.memory import StepFootprint, available_bytes, check_memory, state_bytes, training_bytes
 
-STRATEGIES = ("auto", "ddp", "fsdp")
+STRATEGIES = ("auto", "ddp", "fsdp", "hsdp")
 _POLL = (0.001, 0.2)  # s, from the first look for another process to the later ones
 
 
@@ -33,7 +33,8 @@ class World:
     """One process. `ProcessGroup` has the same methods for several, which all of them must call in the same order."""
 
     rank, size, main = 0, 1, True
-    sharded = False  # weights, gradients and optimiser cut up over the processes (FSDP), or whole on each (DDP)
+    sharded = False  # weights, gradients and optimiser cut up over processes (FSDP, HSDP), or whole on each (DDP)
+    shards = 1  # how many processes have one model between them: all (FSDP), or those of a node (HSDP)
 
     def choose_strategy(
         self, config: ModelConfig, footprint: StepFootprint, device: torch.device, fingerprint: str, *, check: bool
@@ -85,7 +86,7 @@ class ProcessGroup(World):
         from torch.distributed.rendezvous import rendezvous
 
         self.dist, self.main, self.strategy = dist, main, strategy
-        self.sharded = strategy == "fsdp"
+        self.sharded = strategy in ("fsdp", "hsdp")
         backend = "gloo"
         if device in ("auto", "cuda") and torch.cuda.is_available():
             torch.cuda.set_device(_own_device(int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()))
@@ -106,6 +107,13 @@ class ProcessGroup(World):
                 fix="give every node its own ATHANOR_LAUNCH_NODE_RANK, from 0",
             )
         self.main_rank = int(mains.argmax())
+        self.shards = self._node_size() if strategy == "hsdp" else self.size
+        if self.shards == 1:
+            raise InputError(
+                "hsdp divides a model over the processes of a node, and no node has several, or not each as many",
+                where="machine.parallel",
+                fix="set parallel: fsdp, or the same launch.processes on each node",
+            )
 
     def choose_strategy(
         self, config: ModelConfig, footprint: StepFootprint, device: torch.device, fingerprint: str, *, check: bool
@@ -119,21 +127,32 @@ class ProcessGroup(World):
         short = free is not None and training_bytes(config, footprint) > free
         if self.strategy == "auto":
             (self.sharded,) = self.any(short)
+            # A node's processes reach each other faster than the other nodes: HSDP where a node has room for a model.
+            node = self._node_size()
+            scarce = free is not None and sharded_bytes(config, footprint, node) > free
+            self.shards = node if node > 1 and not self.any(scarce)[0] else self.size
         if not check:
             return
         if not self.sharded and self.any(short)[0]:
             fix = "parallel: fsdp in machine.yaml, or a smaller micro_batch_tokens"
-        elif self.sharded and self.any(free is not None and sharded_bytes(config, footprint, self.size) > free)[0]:
+        elif self.sharded and self.any(free is not None and sharded_bytes(config, footprint, self.shards) > free)[0]:
             fix = "more processes, a smaller micro_batch_tokens, or a smaller model"
         else:
             return
-        needed = sharded_bytes(config, footprint, self.size) if self.sharded else training_bytes(config, footprint)
+        needed = sharded_bytes(config, footprint, self.shards) if self.sharded else training_bytes(config, footprint)
         raise InputError(
             f"a process needs about {needed / 2**30:.1f} GiB, {(free or 0) / 2**30:.1f} GiB are free for it"
             f" on {device.type} of process {self.rank}",
             where="model",
             fix=fix,
         )
+
+    def _node_size(self) -> int:
+        """How many processes each node has; 1 where they differ in that, or are not numbered node by node."""
+        size, number = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
+        largest = torch.tensor([size, -size, self.rank % size != number])
+        self.dist.all_reduce(largest, op=self.dist.ReduceOp.MAX)
+        return 1 if largest[0] != -largest[1] or largest[2] else size
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
         raised = torch.tensor(flags, dtype=torch.int32)
@@ -220,7 +239,7 @@ class _Sent(Mapping[str, Tensor]):
 
 
 def sharded_bytes(config: ModelConfig, footprint: StepFootprint, size: int) -> int:
-    """Peak bytes of a process under FSDP.
+    """Peak bytes of a process where `size` processes have one model between them.
 
     A share of weights, gradients and the optimiser's state; whole once: gradients
     while micro-batches add up (or the weights, in validation).

@@ -61,11 +61,14 @@ def test_a_bundle_names_nobody_and_tells_no_secret(tmp_path: Path, monkeypatch: 
     home = Path.home()
     failed_run(tmp_path, f"broken in {home}/secret-project and /home/alice/x with hf_{'a' * 30}")
     (tmp_path / "params.yaml").write_text("source: https://host/file?sig=abcdefgh12345\n")
+    (tmp_path / "machine.yaml").write_text(
+        "notify: >-\n  https://discord.com/api/webhooks/123/tokeninpath\nthreads: 2\n"
+    )
     (tmp_path / ".athanor/repro.log").write_text("".join(f"line {n} of {platform.node()}\n" for n in range(500)))
     done = call(tmp_path, "--bundle", HF_TOKEN="hf_" + "b" * 30, NCCL_DEBUG="INFO", MY_PASSWORD="correct horse")
     assert done.returncode == 0, done.stderr
     text = (tmp_path / explain.BUNDLE).read_text()
-    for secret in ("a" * 30, "b" * 30, "abcdefgh12345", "correct horse", "alice", str(tmp_path)):
+    for secret in ("a" * 30, "b" * 30, "abcdefgh12345", "correct horse", "alice", "tokeninpath", str(tmp_path)):
         assert secret not in text, secret
     assert len(platform.node()) < 3 or platform.node() not in text
     if len(getpass.getuser()) > 2 and getpass.getuser() != "root":

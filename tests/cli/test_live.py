@@ -178,8 +178,14 @@ def test_bars_of_others_progress_and_unfinished_lines(view: live.View) -> None:
     assert view.lines(True) == ["half a line"] and view.lines(True) == []
 
 
+def test_a_terminal_without_a_size_is_taken_for_a_usual_one(view: live.View, monkeypatch) -> None:
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((0, 0)))
+    view.draw()
+    assert any("pretrain, 2 of 3" in line for line in view.foot) and max(map(len, view.foot)) < 80
+
+
 def test_trouble_of_the_view_is_none_of_the_run(view: live.View, monkeypatch, capfd) -> None:
-    monkeypatch.setattr(os, "get_terminal_size", lambda _: (80, 24))
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((80, 24)))
     view.started = None
     assert view.wait(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1); exit(7)"])) == 7
     assert "the run goes on" in capfd.readouterr().err

@@ -9,6 +9,7 @@ import pytest
 
 from athanor.base.errors import ParamsError
 from athanor.cli import cli
+from athanor.cli.plan import main as plan
 from athanor.runtime import presets
 from athanor.runtime.schema import check_file, check_values
 from athanor.sizing import speed
@@ -35,6 +36,13 @@ def test_written_lines_are_a_params_file_with_the_comments_it_had(project, monke
     assert (project / ".athanor" / "speeds.json").is_file()
     assert cli.call("recipe", ["--tokens", "2e6", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tokens"] <= 2_000_000
+
+
+def test_a_plan_that_measures_tells_memory_by_part_and_energy(project, monkeypatch):
+    monkeypatch.setattr(speed.Measured, "budget_seconds", 0.05)
+    memory, energy = plan.measure()(7200.0)
+    assert "weights 14.56 MB, " in memory and "logits " in memory  # 4 bytes for each of 3.6M parameters
+    assert energy == "energy: about 0.09 kWh at 45 W"
 
 
 def test_a_recipe_for_a_card_that_is_not_here_becomes_a_preset(project, capsys):

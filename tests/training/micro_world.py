@@ -23,7 +23,7 @@ from athanor.base.errors import AthanorError, GateError
 from athanor.model.transformer import Transformer
 from athanor.model.validation import sequence_nats
 from athanor.runtime import launch
-from athanor.training import cpu_replicas, parallel
+from athanor.training import cpu_replicas, parallel, step
 from athanor.training import world as worlds
 from athanor.training.loop import Hooks, train
 from athanor.training.world import init_world
@@ -47,6 +47,8 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     # Weights come from the main process, whatever the others begin with.
     model = micro.make_model(seed=0 if main else 7, tied_embeddings=job.get("tied", True))
     rows, here = [], job.get("at", {}).get(str(rank), {})
+    backends: list[parallel.Single] = []
+    step.gradient_backend = lambda *of: backends.append(parallel.gradient_backend(*of)) or backends[-1]
     steps, scored = 0, []
 
     def on_resume(tokens: int) -> None:
@@ -63,8 +65,8 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
         if steps == here.get("raise"):
             raise GateError("planted", "an error of one process")
         if steps == here.get("drift"):
-            with torch.no_grad():
-                next(model.parameters())[0, 0] += 1e-3
+            with torch.no_grad():  # the part of the first matrix that this process trains
+                next(weight for _, weight in backends[-1].named_parameters() if weight.numel()).flatten()[0] += 1e-3
         return steps == here.get("stop")
 
     def validate(model: Transformer) -> dict[str, Any]:

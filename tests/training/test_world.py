@@ -33,8 +33,8 @@ CLOSE_MUON = 2e-3  # in the mean: of sums in another order some round to another
 LIMIT = 600.0  # s; a start takes 3 s on an idle machine
 
 
-def start(folder, size, jobs):
-    """Processes 0..size-1, at work on the jobs in turn."""
+def start(folder, size, jobs, nodes=1):
+    """Processes 0..size-1 of so many nodes, at work on the jobs in turn."""
     folder.mkdir(exist_ok=True)
     for number, job in enumerate(jobs):
         job.setdefault("folder", str(folder / f"checkpoints-{number}"))
@@ -47,7 +47,13 @@ def start(folder, size, jobs):
     return [
         subprocess.Popen(
             command,
-            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)},
+            env={
+                **shared,
+                "RANK": str(rank),
+                "WORLD_SIZE": str(size),
+                "LOCAL_RANK": str(rank % (size // nodes)),
+                "LOCAL_WORLD_SIZE": str(size // nodes),
+            },
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -55,9 +61,9 @@ def start(folder, size, jobs):
     ]
 
 
-def told(folder, size, jobs):
+def told(folder, size, jobs, nodes=1):
     """What each process told of each job."""
-    processes = start(folder, size, jobs)
+    processes = start(folder, size, jobs, nodes)
     try:
         # The one that was lost says why; the others only that it was.
         errors = [process.communicate(timeout=LIMIT)[1] for process in processes]
@@ -105,7 +111,7 @@ def one(root):
     results["untied"] = (flat(model), result)
     results["near"] = results[False][1].validations[2]["scores"]["score"]
     results["best"] = flat(micro.run(root / "best", selection_key=micro.near(results["near"]))[0])
-    for strategy in ("ddp", "fsdp", "nobody"):
+    for strategy in ("ddp", "fsdp", "hsdp", "nobody"):
         asked = []
         stop = {"should_stop": lambda asked=asked: asked.append(1) or len(asked) == 9}
         with pytest.raises(Interrupted):
@@ -146,6 +152,19 @@ def odd(root):
     """Three processes, which do not get equal parts of eight rows."""
     job = {"strategy": "fsdp", "masked": True, "main": 2}
     return dict(zip(("adamw", "muon"), told(root / "three", 3, [job, job | {"optimizer": "muon"}]), strict=True))
+
+
+@pytest.fixture(scope="module")
+def nodes(root, one):
+    """Two nodes with two processes each, which share one model on each node."""
+    jobs = {
+        "masked": {"strategy": "hsdp", "masked": True, "main": 2},
+        "muon": {"strategy": "hsdp", "optimizer": "muon"},
+        "resumed": {"strategy": "hsdp", "folder": str(root / "for-hsdp")},
+        "stopped": {"strategy": "hsdp", "at": {"3": {"stop": 9}}, "folder": str(root / "stopped-hsdp")},
+        "drift": {"strategy": "hsdp", "at": {"2": {"drift": 5}}},
+    }
+    return dict(zip(jobs, told(root / "four", 4, list(jobs.values()), nodes=2), strict=True))
 
 
 def check(answers, main, expected, first_step=1, close=CLOSE):
@@ -197,6 +216,12 @@ def test_muon_works_on_whole_matrices_however_they_are_divided(one, two, odd):
     check(odd["muon"], 2, one["muon", True], close=CLOSE_MUON)
 
 
+def test_a_model_for_each_node_gives_the_result_of_one_process(one, nodes):
+    check(nodes["masked"], 2, one[True])
+    check(nodes["muon"], 0, one["muon", False], close=CLOSE_MUON)
+    check(nodes["resumed"], 0, one[False], first_step=10)
+
+
 def test_the_best_validation_is_kept_by_the_main_process(one, two):
     """Chosen by the score of one process, whose weights after that step two processes must end with."""
     for name in ("ddp best", "fsdp best"):
@@ -204,8 +229,8 @@ def test_the_best_validation_is_kept_by_the_main_process(one, two):
         assert np.abs(np.array(two[name][0]["weights"]) - one["best"]).max() < CLOSE
 
 
-def test_every_process_takes_the_same_decisions(two, odd):
-    for answers in (two["ddp"], two["fsdp"], two["fsdp muon"], odd["adamw"], odd["muon"]):
+def test_every_process_takes_the_same_decisions(two, odd, nodes):
+    for answers in (two["ddp"], two["fsdp"], two["fsdp muon"], odd["adamw"], odd["muon"], nodes["muon"]):
         kept = [[(row["loss"], row["grad_norm"], row["skipped"]) for row in answer["rows"]] for answer in answers]
         assert all(rows == kept[0] for rows in kept)
 
@@ -215,14 +240,15 @@ def test_a_checkpoint_of_one_process_goes_on_under_two(one, two):
         check(two[f"{strategy} resumed"], 0, one[False], first_step=10)
 
 
-def test_a_sharded_checkpoint_goes_on_in_one_process(root, one, two):
-    for answer in two["fsdp stopped"]:
+@pytest.mark.parametrize(("made", "folder"), [("two", "stopped"), ("nodes", "stopped-hsdp")])
+def test_a_sharded_checkpoint_goes_on_in_one_process(root, one, made, folder, request):
+    for answer in request.getfixturevalue(made)["fsdp stopped" if made == "two" else "stopped"]:
         assert answer["error"].startswith("Interrupted: stopped at step 9 of 24")
-    assert [path.name for path in checkpoint.steps(root / "stopped")] == ["step_00000009"]
-    saved, plain = (checkpoint.load(root / where / "step_00000009") for where in ("stopped", "for-nobody"))
+    assert [path.name for path in checkpoint.steps(root / folder)] == ["step_00000009"]
+    saved, plain = (checkpoint.load(root / where / "step_00000009") for where in (folder, "for-nobody"))
     kinds = [{name: (t.shape, t.dtype) for name, t in found.tensors.items()} for found in (saved, plain)]
     assert kinds[0] == kinds[1]  # as one process writes it
-    model, result = micro.run(root / "stopped")
+    model, result = micro.run(root / folder)
     assert np.abs(flat(model) - one[False][0]).max() < CLOSE
     assert np.abs(np.subtract(*[[row["loss"] for row in r.curve] for r in (result, one[False][1])])).max() < CLOSE
 
@@ -238,6 +264,11 @@ def test_held_out_text_is_divided_over_the_processes(one, two, odd):
             assert answer["validations"][-1]["scores"]["nats"] == pytest.approx(one["nats"], rel=1e-5)
             assert answer["scored"] < answers[0]["scored"] + answers[-1]["scored"]
     assert all(answer["scored"] for answer in odd["adamw"])
+
+
+def test_nodes_whose_models_drifted_apart_stop_before_they_save(nodes):
+    for answer in nodes["drift"]:
+        assert answer["error"].startswith("GateError: gate 'one model' failed: the weights differ")
 
 
 def test_processes_whose_weights_drifted_apart_stop_before_they_save(root, two):

@@ -32,7 +32,7 @@ import json
 import platform
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +165,20 @@ def _only_comments(step: Step, root: Path) -> bool:
         return False
 
 
+def measure() -> Callable[[float], list[str]]:
+    """Time training steps for the forecasts; what a step takes of the device, as notes on a plan of so many seconds."""
+    from athanor.cli.recipe import memory_lines, memory_of
+    from athanor.sizing.speed import measure_params
+
+    built = check_file(Path("params.yaml"))
+    speed, config = measure_params(built)
+    memory = memory_lines(*memory_of(speed, config, built["pretrain"].batch_tokens))
+    return lambda seconds: [
+        f"memory of a training step on {speed.name}: {'; '.join(memory)}",
+        f"energy: about {seconds / 3600 * speed.watts / 1000:.2g} kWh at {speed.watts:.0f} W",
+    ]
+
+
 def as_json(plan: Plan) -> str:
     rows = [
         {
@@ -197,11 +211,10 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     try:
-        if args.measure:
-            from athanor.sizing.speed import measure_params
-
-            measure_params(check_file(Path("params.yaml")))
+        measured = measure() if args.measure else None
         plan = make_plan(Path.cwd(), args.targets)
+        if measured:
+            plan.notes.extend(measured(plan.total()["seconds"]))
     except (ParamsError, GateError) as error:
         print(error, file=sys.stderr)
         return 2
