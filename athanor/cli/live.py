@@ -120,10 +120,8 @@ class View:
                 return
         from rich.console import Console
 
-        width, height = (
-            told.columns or 80,
-            told.lines or 24,
-        )  # `script` and `docker exec -t` may give a terminal no size
+        # `script` and `docker exec -t` may give a terminal no size.
+        width, height = told.columns or 80, told.lines or 24
         console = Console(stderr=True, width=width, height=height, markup=False, highlight=False)
         # A terminal that became narrower has broken the lines of the foot.
         before = sum(1 + max(0, len(line) - 1) // width for line in self.foot)

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from athanor.base.artifacts import read_json, write_text
 from athanor.base.host import peak_bytes
-from athanor.cli import live, side, summary
+from athanor.cli import explain, live, side, summary
 from athanor.cli.battery_gate import check_battery
 from athanor.cli.corpus_gate import check_corpus
 from athanor.cli.data import report
@@ -87,7 +87,10 @@ def main() -> int:
         kept = f"Finished in this run: {', '.join(finished)}\n" if finished else ""
         say(f"\n{kept}dvc repro did not finish. {GOES_ON if stopped else MEND}. The cause:\n")
         told = any(reason.partition(": ")[2] in death for death in deaths)  # a crash has said it in both places
-        say("\n".join(deaths if told else [*deaths, reason]).strip() or "the message of the stage is above")
+        said = "\n".join(deaths if told else [*deaths, reason]).strip()
+        say(said or "the message of the stage is above")
+        if not stopped and (more := explain.addition(root, since_ms, said)):
+            say(f"\n{more}")
         if deaths:  # whoever died could say nothing
             notify(FAILED, "\n".join(deaths))
         return STOPPED if stopped else status
@@ -181,14 +184,15 @@ def supervise(root: Path, call: Callable[[], int], signals: list[int], restarts:
 def death_text(stage: str, message: str, oom_killed: bool) -> str:
     """How a stage died, in words, and what to do about it."""
     if message:
-        return f"{stage} died: {message.splitlines()[0]}"
+        where = f" (its stack: {lifetime.trace(Path(), stage)})" if "\n" in message else ""
+        return f"{stage} died: {message.splitlines()[0]}{where}"
     peak_gib = peak_bytes(resource.RUSAGE_CHILDREN) / GIB
     memory = f"its largest process held {peak_gib:.1f} of {memory_bytes() / GIB:.1f} GiB"
     if oom_killed:
         cause = "the kernel has killed a process for want of memory meanwhile"
     else:
         cause = "most often the kernel does that for want of memory (dmesg knows)"
-    return f"{stage} was killed and could say nothing; {cause}; {memory}. Fix: {lifetime.MEMORY_FIX}"
+    return f"{lifetime.KILLED.format(stage=stage)}; {cause}; {memory}. Fix: {lifetime.MEMORY_FIX}"
 
 
 def oom_kills() -> int:

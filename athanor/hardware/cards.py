@@ -46,14 +46,15 @@ class Card:
         )
 
 
-def find(chip: str = "auto") -> list[Card]:
+def find(chip: str = "auto", root: Path = Path("/")) -> list[Card]:
     """The cards that torch could compute on, NVIDIA's first: beside them an AMD chip is the processor's own.
 
     A chip that is named is believed, for machines that build for another one and for builds that this file does not know.
+    `root` is another folder where one stands for the machine, which nvidia-smi cannot be asked about.
     """
     if chip != "auto":
         return [] if chip == "cpu" else [Card(chip)]
-    return [*_nvidia(), *_amd()]
+    return [*(_nvidia() if root == Path("/") else []), *_amd(root)]
 
 
 def _nvidia() -> list[Card]:
@@ -68,10 +69,10 @@ def _nvidia() -> list[Card]:
     return cards or ([Card("cuda")] if NVIDIA_DRIVER.exists() else [])
 
 
-def _amd() -> list[Card]:
+def _amd(root: Path) -> list[Card]:
     """Those that a build of torch is known for: few processors' own graphics are among them."""
     found = []
-    for node in sorted(NODES.glob("*/properties")):
+    for node in sorted((root / NODES.relative_to("/")).glob("*/properties")):
         try:
             version = int(re.search(r"gfx_target_version (\d+)", node.read_text())[1])
         except (OSError, TypeError):

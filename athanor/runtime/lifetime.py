@@ -26,6 +26,7 @@ from athanor.runtime.terminal import say
 
 FOLDER = Path(".athanor/stages")
 STOPPED = 75
+KILLED = "{stage} was killed and could say nothing"
 MEMORY_FIX = (
     "close other programs, or in machine.yaml: for training a smaller micro_batch_tokens or checkpointing: on,"
     " for data work fewer workers"
@@ -96,6 +97,11 @@ def record_death(cause: str) -> None:
         _stage_file = None
 
 
+def trace(root: Path, stage: str) -> Path:
+    """Where the stack of a stage's last crash is kept."""
+    return root / FOLDER / f"{stage}.trace"
+
+
 def deaths(root: Path) -> dict[str, str]:
     """Stages whose last process in this checkout died, with the recorded cause; each is returned once."""
     causes = {}
@@ -103,5 +109,7 @@ def deaths(root: Path) -> dict[str, str]:
         pid, _, cause = path.read_text(encoding="utf-8", errors="replace").partition("\n")
         if pid.isdigit() and not (process_exists(int(pid)) and locked(path)):
             causes[path.name] = cause.strip()
+            if "\n" in causes[path.name]:  # a stack, which nobody reads between other messages
+                trace(root, path.name).write_text(redact(cause), encoding="utf-8")
             path.write_text("")
     return causes

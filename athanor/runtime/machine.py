@@ -60,6 +60,7 @@ class Machine:
     launch: how many processes train together; in the environment "processes=4 nodes=2 ...".
     parallel: what they keep of the model: all of it (ddp), a share (fsdp), a share of one for each node (hsdp), or
         whichever fits (auto).
+    known_troubles: names of docs/troubles.md that do not stop a training here, and are notes of `athanor doctor`.
     """
 
     device: str = param(choices=("auto", "cpu", "cuda", "mps"), default="auto")
@@ -79,6 +80,7 @@ class Machine:
     notify: str = ""
     launch: Launch = Launch()
     parallel: str = param(choices=("auto", "ddp", "fsdp", "hsdp"), default="auto")
+    known_troubles: tuple[str, ...] = ()
 
 
 def anchor() -> Path:
@@ -128,7 +130,7 @@ def machine() -> Machine:
                 pairs = [setting.split("=", 1) for setting in shlex.split(text)]
                 values[field.name] = {key: int(value) if value.isdigit() else value for key, value in pairs}
             else:
-                values[field.name] = kind(text)
+                values[field.name] = text.split() if kind is tuple else kind(text)
         except ValueError:
             what = f"expected {'key=value ...' if kind is Launch else kind.__name__}, found {text!r}"
             raise ParamsError(what, where=f"environment ATHANOR_{field.name.upper()}") from None

@@ -12,6 +12,7 @@ can be cached).
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import signal
@@ -24,10 +25,12 @@ from athanor.base.errors import AthanorError, InputError, Interrupted, ParamsErr
 from athanor.runtime import facts, launch
 from athanor.runtime.journal import finished
 from athanor.runtime.lifetime import MEMORY_FIX, at_work, record_death
-from athanor.runtime.machine import anchor
+from athanor.runtime.machine import anchor, machine
 from athanor.runtime.redact import excepthook
 from athanor.runtime.run import PARAMS, Run
 from athanor.runtime.terminal import in_words, say, stop_signals
+from athanor.troubles.trouble import BLOCKING, shown, troubles
+from athanor.troubles.world import here
 
 
 def stage_main(stage: str, body: Callable[[Run], None], *, several: bool = False) -> None:
@@ -52,10 +55,23 @@ def _run_or_launch(stage: str, body: Callable[[Run], None], several: bool, waite
     if waited and _already_done(stage, module):
         return 0
     try:
-        launched = launch.launch(stage, module) if several else None
+        if several:
+            _refuse_troubles()
+            launched = launch.launch(stage, module)
     except AthanorError as error:
         return _report(None, stage, "FAILED", str(error), 1)
     return execute(stage, body) if launched is None else launched
+
+
+def _refuse_troubles() -> None:
+    """InputError if this machine shows a trouble that would freeze a training or ruin its result."""
+    settings = machine()
+    blocking = [trouble for trouble in troubles() if trouble.severity in BLOCKING]
+    for trouble in shown(here(dict(facts.flatten(dataclasses.asdict(settings))), anchor()), blocking):
+        if trouble.name not in settings.known_troubles:
+            what = f"{trouble.title}. {trouble.cause.removesuffix('.')}"
+            known = f"Or, to train all the same, in machine.yaml: known_troubles: [{trouble.name}]"
+            raise InputError(what, where="this machine", fix=f"{trouble.fix.removesuffix('.')}. {known}")
 
 
 def _already_done(stage: str, module: str) -> bool:

@@ -1,4 +1,4 @@
-"""Checks of `athanor doctor` on the checkout itself: locks, journals, files, space, the hardware profile.
+"""Checks of `athanor doctor`: locks, journals, files, space, the hardware profile, and what is wrong with the machine.
 
 Without torch, whose import takes longer than all checks.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import configparser
 import contextlib
+import dataclasses
 import importlib.metadata
 import json
 import os
@@ -25,10 +26,13 @@ from athanor.cli import slots
 from athanor.cli.doctor.main import FIX, Checkout, Finding, lock_author_state, lock_pid
 from athanor.hardware import profile as profiles
 from athanor.runtime import dvc_lock, ship
-from athanor.runtime.facts import Graph, git
+from athanor.runtime.facts import Graph, flatten, git
 from athanor.runtime.journal import alive
 from athanor.runtime.locks import locked, try_lock
+from athanor.runtime.machine import machine
 from athanor.runtime.store import EXPERIMENT, artifacts_of, database, delivery
+from athanor.troubles.trouble import shown
+from athanor.troubles.world import here
 
 SHIP_SECONDS = 30.0
 SHIP_AT_WORK_SECONDS = 180.0  # it steps back for every other program, and loads MLflow first
@@ -260,6 +264,16 @@ def hardware_profile(root: Path) -> Iterator[Finding]:
         if changed:
             what, command = f"is stale and not used: {', '.join(changed)}", BENCH
     yield Finding("profile", profiles.FILE.as_posix(), what, command, note=True)
+
+
+def machine_troubles(checkout: Checkout) -> Iterator[Finding]:
+    """What is known to go wrong on a machine like this one (docs/troubles.md)."""
+    settings, params = machine(), checkout.root / "params.yaml"
+    asked = {**dataclasses.asdict(settings), "params": read_yaml(params) if params.is_file() else {}}
+    for trouble in shown(here(dict(flatten(asked)), checkout.root)):
+        note = trouble.severity in ("slows", "note") or trouble.name in settings.known_troubles
+        what = f"{trouble.title}. {trouble.cause.removesuffix('.')}"
+        yield Finding("trouble", trouble.name, what, trouble.fix, note=note)
 
 
 # -- cache ----------------------------------------------------------------------

@@ -74,6 +74,7 @@ def examine(root: Path, deep: bool = False) -> list[Finding]:
         "untracked": checks.untracked,
         "space": checks.space,
         "profile": lambda checkout: checks.hardware_profile(root),
+        "trouble": checks.machine_troubles,
         **({"cache": files.damaged} if deep else {}),
     }
     findings: list[Finding] = []
