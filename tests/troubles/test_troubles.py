@@ -56,6 +56,11 @@ def test_there_are_as_many_as_promised() -> None:
 
 
 @pytest.mark.parametrize("trouble", troubles(), ids=lambda trouble: trouble.name)
+def test_no_file_of_them_is_taken_for_a_pipeline() -> None:
+    """DVC reads each dvc.yaml of a checkout, wherever it lies, and refuses every command when one is none."""
+    assert "dvc.yaml" not in {path.name for path in Path(troubles.__code__.co_filename).parent.rglob("*.yaml")}
+
+
 def test_it_has_a_source_and_words_for_one_screen(trouble: Trouble) -> None:
     source = trouble.source
     assert re.fullmatch(r"https://\S+", source) or (REPOSITORY / source).is_file()
