@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 from athanor.base.errors import ParamsError
-from athanor.base.strict import read_yaml
+from athanor.base.strict import build, read_yaml
 from athanor.evaluation.floors import check_floors
 from athanor.runtime.facts import Graph
 from athanor.sources.battery_params import BatteryParams
@@ -25,8 +24,9 @@ def check_battery(root: Path, battery: BatteryParams) -> None:
 def _checked_before(root: Path, battery: BatteryParams) -> bool:
     lock = root / "dvc.lock"
     try:
-        params = read_yaml(lock)["stages"]["download"]["params"]["params.yaml"]["battery"]
+        recorded = read_yaml(lock)["stages"]["download"]["params"]["params.yaml"]["battery"]
+        params = build(BatteryParams, recorded, "battery")
     except (ParamsError, KeyError, TypeError):
         return False
     mtimes = [path.stat().st_mtime for path in (root / "battery").glob("*")]
-    return params == asdict(battery) and max(mtimes, default=0.0) <= lock.stat().st_mtime
+    return params == battery and max(mtimes, default=0.0) <= lock.stat().st_mtime
