@@ -176,6 +176,9 @@ def warnings(a: Side, b: Side) -> list[str]:
         if stale:
             names = ", ".join(sorted(stale))
             lines.append(f"{side.name}: the results are older than the parameters ({names}); run dvc repro")
+        if behind := _behind(side.lock):
+            what = "read what was made anew since: their numbers are of an earlier run"
+            lines.append(f"{side.name}: {', '.join(behind)} {what}; run dvc repro")
     for subject, path in (("bits per byte", "data/clean"), ("the battery", "data/battery")):
         if _inputs(a, path) != _inputs(b, path):
             lines.append(f"{subject}: measured on other held-out items ({path} differs)")
@@ -193,6 +196,21 @@ def stages_behind_scores(lock: Mapping[str, Any]) -> set[str]:
         deps = [Path(dep["path"]) for stage in reached for dep in lock[stage].get("deps", ())]
         frontier = {stage for stage, out in outs if any(_overlap(out, dep) for dep in deps)} - reached
     return reached
+
+
+def _behind(lock: Mapping[str, Any]) -> list[str]:
+    """Stages behind the scores whose recorded inputs are no longer what the lock says was made, and what rests on them."""
+    made = {out["path"]: (stage, out.get("md5")) for stage, entry in lock.items() for out in entry.get("outs", ())}
+    behind: list[str] = []
+    order = [stage for stage in lock if stage in stages_behind_scores(lock)]
+    for _ in order:
+        for stage in order:
+            inputs = [
+                (*made[dep["path"]], dep.get("md5")) for dep in lock[stage].get("deps", ()) if dep["path"] in made
+            ]
+            if stage not in behind and any(was != now or maker in behind for maker, now, was in inputs):
+                behind.append(stage)
+    return behind
 
 
 def _overlap(a: Path, b: Path) -> bool:

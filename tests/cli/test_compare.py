@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from athanor.base.artifacts import write_text
-from athanor.cli.compare import compare_values
+from athanor.cli.compare import _behind, compare_values
 from tests.e2e.clone import Clone, commit
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -150,6 +150,26 @@ def test_a_model_that_was_not_exported_again_has_no_old_scores(repo):
         assert "sft.sources" in facts(repo)["warnings"][0]
     finally:
         reset(repo)
+
+
+def test_scores_of_the_run_before_are_not_taken_for_those_of_one_that_is_not_done():
+    """A stage whose input was made anew is behind, and so is what reads its outputs; what no score rests on is not told."""
+    entry = lambda deps, outs: {  # noqa: E731
+        kind: [{"path": path, "md5": md5} for path, md5 in rows.items()]
+        for kind, rows in (("deps", deps), ("outs", outs))
+    }
+    lock = {
+        "clean": entry({}, {"data/clean": "new"}),
+        "pretrain": entry({"data/clean": "new"}, {"models/base": "new"}),
+        "sft": entry({"models/base": "old"}, {"models/sft": "old"}),
+        "eval": entry({"models/sft": "old", "data/clean/val.parquet": "old"}, {}),
+        "export": entry({"models/sft": "older"}, {}),
+    }
+    assert _behind(lock) == ["sft", "eval"]
+    lock["sft"] = entry({"models/base": "new"}, {"models/sft": "new"})
+    assert _behind(lock) == ["eval"]
+    lock["eval"] = entry({"models/sft": "new"}, {})
+    assert _behind(lock) == []
 
 
 def test_other_held_out_items_and_another_way_of_measuring_are_said(repo):

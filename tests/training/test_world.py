@@ -6,9 +6,11 @@ bits: losses of about 4 and weights of about 1 agree to 1e-5 after 24 steps.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -33,14 +35,21 @@ CLOSE_MUON = 2e-3  # in the mean: of sums in another order some round to another
 LIMIT = 600.0  # s; a start takes 3 s on an idle machine
 
 
+def free_port():
+    """Not one that the system gives out by itself: a later job's would be another program's by then."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
+
+
 def start(folder, size, jobs, nodes=1):
     """Processes 0..size-1 of so many nodes, at work on the jobs in turn."""
     folder.mkdir(exist_ok=True)
     for number, job in enumerate(jobs):
         job.setdefault("folder", str(folder / f"checkpoints-{number}"))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            job["port"] = free.getsockname()[1]
+        job["port"] = free_port()
     (folder / "jobs.json").write_text(json.dumps(jobs))
     shared = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1"}
     command = [sys.executable, str(ROOT / "tests/training/micro_world.py"), str(folder / "jobs.json")]
