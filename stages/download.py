@@ -19,7 +19,7 @@ from athanor.sources import benchmarks, docstrings, identity, messages
 from athanor.sources.battery_params import BatteryParams
 from athanor.sources.exercises.build import battery_items, check_held_out, training_conversations
 from athanor.sources.fetch import Fetcher, Tally, check_pinned, check_sources
-from athanor.sources.holdout import check_validation, remarks
+from athanor.sources.holdout import check_validation, remarks, untaught
 from athanor.sources.instruct_params import (
     DocstringsSource,
     ExercisesSource,
@@ -129,6 +129,8 @@ def make_conversations(
         with run.progress(None, source.name, "conversations") as bar:
             rows = messages.conversations(source, instruct.val_fraction, bar.update, lambda why: left_out.update([why]))
             conversations = list(until_stopped(run, rows))
+        for remark in untaught(source, conversations):
+            run.note(remark)
     if len(conversations) < (minimum := getattr(source, "min_rows", 1)):
         what = f"source '{source.name}' gave {len(conversations):,} conversations, its minimum is {minimum:,}"
         raise GateError("source size", what, where="instruct.sources", fix="find out why, or lower its min_rows")

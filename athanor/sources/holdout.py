@@ -8,13 +8,17 @@ the hash puts nearest to the other side: it stays there when documents are added
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from athanor.base.errors import InputError
 from athanor.base.work import Facts
+from athanor.sources.instruct_params import MessagesSource
+from athanor.text.conversations import Conversation
 from athanor.text.documents import NEIGHBOURHOOD, Document, hash64, read_documents, write_shards
+
+FEW = 1000  # conversations, of which their author knows each
 
 
 def group_of(document: Document) -> str:
@@ -58,6 +62,16 @@ def check_validation(counts: Mapping[str, Facts], val_fraction: float) -> None:
         where="download.sources",
         fix="bring more text, a hundred kilobytes are a start; or keep the standard library as a source beside it",
     )
+
+
+def untaught(source: MessagesSource, conversations: Sequence[Conversation]) -> Iterator[str]:
+    """A line about what validation takes from a few conversations of one's own: each of them would be missed."""
+    held_out = sum(conversation.split == "val" for conversation in conversations)
+    if source.files is not None and held_out and len(conversations) < FEW:
+        yield (
+            f"{source.name}: {held_out:,} of {len(conversations):,} conversations are held out to validate on"
+            f" (instruct.val_fraction) and not taught; athanor sft peek --split val --source {source.name} shows them"
+        )
 
 
 def remarks(name: str, facts: Facts) -> Iterator[str]:

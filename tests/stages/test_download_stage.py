@@ -158,6 +158,19 @@ def test_a_source_that_fails_fails_the_stage_and_leaves_the_old_outputs(
     assert sorted(path.name for path in (folder / "data").iterdir()) == ["battery", "instruct", "raw"]
 
 
+def test_rows_of_ones_own_that_are_not_taught_are_told(workspace, monkeypatch, capfd):
+    folder, values = workspace(), params()
+    turns = [[{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": "a"}] for n in range(20)]
+    (folder / "chats.jsonl").write_text("".join(json.dumps({"messages": row}) + "\n" for row in turns))
+    for fraction in (0.2, 0.0):
+        values["instruct"]["val_fraction"] = fraction
+        execute(folder, monkeypatch, values)
+        rows = [json.loads(line) for line in (folder / "data/instruct/chats.jsonl").read_text().splitlines()]
+        held_out = sum(row["split"] == "val" for row in rows)
+        told = f"chats: {held_out} of {len(rows)} conversations are held out"
+        assert (held_out > 0) == (fraction > 0) == (told in capfd.readouterr().err)
+
+
 def test_battery_question_in_a_chat_file_fails_the_stage(workspace, monkeypatch):
     folder = workspace()
     execute(folder, monkeypatch, params())
