@@ -76,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
     print(
         f"its alias is '{args.alias}' now. To load it from any directory:\n\n  export MLFLOW_TRACKING_URI={redact(uri)}"
     )
+    print("  import mlflow")
     print(f"  chat = mlflow.transformers.load_model('models:/{NAME}@{args.alias}')")
     return 0
 
