@@ -14,13 +14,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGE = """
-import json, pathlib, sys
+import json, pathlib, sys, time
 import psutil
 from athanor.runtime import dvc_lock
 
 answer = pathlib.Path(sys.argv[1])
 dvc_lock.watch(answer.parent)
-own = psutil.Process()
+own, until = psutil.Process(), time.monotonic() + 60
+while not all(child.cmdline() for child in own.children()) and time.monotonic() < until:
+    time.sleep(0.01)  # a process that is only just becoming another program has none
 watchers = [child.cmdline()[-1] for child in own.children()]
 for child in own.children():
     child.kill()
