@@ -19,7 +19,7 @@ from athanor.tokenizer.chat import check_made_with
 from athanor.tokenizer.tokenizer import MODEL_FILE, Tokenizer
 
 FACTS_FILE, CONFIG, GENERATION = "athanor.json", "config.json", "generation_config.json"
-MAKE_IT = "make the model first: make repro"
+MAKE_IT = "name the folder of an export; make repro makes one, models/export/hf"
 EXPORT_IT = "export it again: dvc repro export"
 SMALL_PARAMETERS = 30_000_000
 QK_NORM = {"LlamaForCausalLM": False, "Qwen3ForCausalLM": True}

@@ -238,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         size = f"{backend.info['parameters'] / 1e6:.1f}M parameters, context {backend.info['context_tokens']} tokens"
         if backend.info["template"] == CONTINUES:
             terminal.say("A base model: it goes on with what you write, and was not taught to answer.")
-        terminal.say(f"{options.model} ({size}). /help for commands, Ctrl-C stops an answer, Ctrl-D leaves.")
+        terminal.say(f"{options.model} ({size}). /reset begins anew, /help tells all commands, Ctrl-D leaves.")
     try:
         terminal.run()
     except BrokenPipeError:  # the reader of the pipe has gone; nothing may be flushed to it at exit either

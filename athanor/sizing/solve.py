@@ -38,6 +38,12 @@ class Wish:
     parameters: int | None = None
     disk_bytes: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.hours is None and self.tokens is None and self.parameters is None:
+            raise ParamsError(
+                "say --hours, --tokens or --params", fix="for a quarter of an hour: athanor recipe --hours 0.25"
+            )
+
 
 class Speed(Protocol):
     """A device: `seconds` for a token of training; `machine` is how slow the rest is, 1 as the reference."""
@@ -79,10 +85,6 @@ class Recipe:
 
 def choose(wish: Wish, data: Data, speed: Speed) -> Recipe:
     """The best recipe within the wish; ParamsError when even the smallest shape is too much."""
-    if wish.hours is None and wish.tokens is None and wish.parameters is None:
-        raise ParamsError(
-            "say --hours, --tokens or --params", fix="for a quarter of an hour: athanor recipe --hours 0.25"
-        )
     found = [recipe for shape in LADDER if (recipe := _longest(shape, wish, data, speed))]
     # The smallest remains for a text that is too small for any.
     found = [each for each in found if matrix_weights(each.config) <= data.most_weights] or found[:1]

@@ -111,7 +111,7 @@ def check_malformed(name: str, count: int, rows: int, fraction: float, first_err
         raise InputError(
             f"{count:,} of {rows:,} rows are malformed, the first: {first_error}",
             where=f"source '{name}'",
-            fix=f"correct the data or its columns in params.yaml, or raise max_malformed_fraction ({fraction:g})",
+            fix=f"correct the rows, or their shape and columns in params.yaml, or raise max_malformed_fraction ({fraction:g})",
         )
 
 

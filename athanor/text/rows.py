@@ -132,7 +132,9 @@ def json_object(line: str, where: str) -> Facts:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise MalformedRow(f"not valid JSON ({error})", where=where, fix="one JSON object on each line") from None
+        # The decoder counts lines within the text that it was given, which is one line.
+        why = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
+        raise MalformedRow(f"not valid JSON ({why})", where=where, fix="one JSON object on each line") from None
     if not isinstance(row, dict):
         raise MalformedRow("not a JSON object", where=where, fix="one JSON object on each line")
     return row

@@ -89,7 +89,7 @@ def test_running_run_with_a_torn_line(checkout):
     journal._file.write('{"t": 1, "s": 2, "m": {"lo')
     journal._file.flush()
     reader = health.read(folder, Thresholds())
-    assert reader.last_step == 1 and "RUNNING, 1 steps, healthy" in health.text(folder, reader)
+    assert reader.last_step == 1 and "RUNNING, 1 steps, healthy so far" in health.text(folder, reader)
     assert "tells no plan" in health.text(folder, reader)
     journal._file.close()
     assert "DIED, 1 steps" in health.text(folder, reader)
