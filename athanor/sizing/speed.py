@@ -82,7 +82,12 @@ class Measured:
     def footprint(self, config: ModelConfig, batch: int) -> StepFootprint:
         """Of a step with the device's own rule for micro-batches."""
         spec = DeviceSpec(self.settings.device, self.cores, "pretrain", 0)
-        return setup_device(config, Choices(self.pretrain.precision), spec, batch, "muon")[1]
+        return setup_device(config, Choices(self.choices(config, batch).precision), spec, batch, "muon")[1]
+
+    def choices(self, config: ModelConfig, batch: int) -> Choices:
+        """As for a training that begins now, with no `auto` left."""
+        with tempfile.TemporaryDirectory() as folder:
+            return choose([Path(folder)], config, self.pretrain.precision, batch, _LONG_RUN)[0]
 
     def memory(self, config: ModelConfig, footprint: StepFootprint) -> Parts:
         if self.accelerator:
@@ -111,8 +116,7 @@ def seconds_per_step(config: ModelConfig, batch: int, of: Measured) -> float:
 def _stepper(config: ModelConfig, batch: int, of: Measured) -> Iterator[Callable[[], object]]:
     """A function that makes one optimiser step, on the device and with the choices of a training that begins now."""
     local, pretrain = of.settings, of.pretrain
-    with tempfile.TemporaryDirectory() as folder:
-        choices, _ = choose([Path(folder)], config, pretrain.precision, batch, _LONG_RUN)
+    choices = of.choices(config, batch)
     spec = DeviceSpec(local.device, local.threads, "pretrain", 0)
     device, footprint = setup_device(config, choices, spec, batch, pretrain.optimizer)
     settings = LoopSettings.of(

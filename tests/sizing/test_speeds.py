@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,9 +13,11 @@ from athanor.base.artifacts import read_json, write_json
 from athanor.cli.plan.first_run import before_first_run
 from athanor.cli.plan.forecast import Forecast, Training
 from athanor.runtime import presets
+from athanor.runtime.machine import machine
 from athanor.runtime.schema import check_values
 from athanor.sizing import speeds
 from athanor.sizing.shapes import LADDER
+from athanor.sizing.speed import Measured
 
 SMALL, LARGE = LADDER[1].config(4096, 256), LADDER[3].config(4096, 256)
 
@@ -56,3 +59,13 @@ def test_plan_has_times_before_the_first_run():
     for stage, known in (("download", False), ("eval", True)):
         found = before_first_run(nothing, SimpleNamespace(stage=stage), hub, None, measured)
         assert (found.seconds is not None) is known
+
+
+def test_memory_is_known_where_the_device_chooses_the_precision():
+    """`athanor recipe --from plasma-1.0` on the machine at hand."""
+    pretrain = check_values(presets.values(Path("presets/default.yaml")))["pretrain"]
+    parts = [
+        Measured(machine(), dataclasses.replace(pretrain, precision=precision)).footprint(SMALL, 2048)
+        for precision in ("auto", "fp32")
+    ]
+    assert parts[0] == parts[1]
