@@ -85,7 +85,9 @@ def probe(source: MessagesSource) -> float:
     if rows_ and unusable == len(rows_):
         what = f"none of the first {unusable} rows can be read, the first: {first_error}"
         raise InputError(
-            what, where=source.hub_id or source.files or "", fix="correct the rows, or their shape and columns in params.yaml"
+            what,
+            where=source.hub_id or source.files or "",
+            fix="correct the rows, or their shape and columns in params.yaml",
         )
     return 0.0
 
