@@ -113,6 +113,10 @@ class Conversations:
         self.digest = _digest(manifest, "train_i")
         self._rows = rows.PackedRows(root / SFT)
 
+    @property
+    def tokens(self) -> int:
+        return int(self._rows.lengths().sum())
+
     def __len__(self) -> int:
         return self._rows.conversation_count
 
@@ -209,12 +213,12 @@ class Conversations:
         return {source: facts["licenses"] for source, facts in counts.items() if "licenses" in facts}
 
 
-def trained_on(root: Path, tokenizer: Tokenizer) -> list[Text | Conversations]:
+def trained_on(root: Path) -> list[Text | Conversations]:
     """All that this checkout trains on, conversations first. InputError where it is not here, or of another tokenizer."""
     if not (root / SHARDS / MANIFEST).is_file():
         fix = "dvc checkout data/shards (dvc pull where it was made elsewhere), or dvc repro shard"
         raise InputError("the training text is not here", where=str(SHARDS), fix=fix)
-    manifest = shards.read_shards_manifest(root / SHARDS)
+    tokenizer, manifest = Tokenizer.load(root / TOKENIZER), shards.read_shards_manifest(root / SHARDS)
     _check_tokenizer(manifest, tokenizer, SHARDS)
     names = [shards.TRAIN, *([shards.COOLDOWN] if shards.COOLDOWN in manifest else [])]
     texts = [Text(root, name, tokenizer) for name in names]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-END, BEYOND = -1, -2  # a query's end, and what stands after a text's end: both below every id
+END, BEYOND = -2, -1  # the end of a query, and what stands after a text: both below every id, the end lowest
 ABOVE = np.iinfo(np.int64).max  # as a query's end: above every id
 _CHUNK = 16  # tokens compared at once
 

@@ -16,11 +16,10 @@ import numpy as np
 
 from athanor.base.errors import InputError
 from athanor.base.work import Facts, Tick, ignore
-from athanor.origins.documents import TOKENIZER, trained_on
+from athanor.origins.documents import trained_on
 from athanor.origins.index import open_index
 from athanor.origins.matching import Query, Range, common_beginning
 from athanor.origins.suffixes import END
-from athanor.tokenizer.tokenizer import Tokenizer
 
 MIN_WORDS, RARE_BITS = 6, 20.0
 EXAMINED = 256  # places of a match, in each part of the data, that are looked at one by one
@@ -90,8 +89,8 @@ class Tracer:
     """Looks texts up in the data of one checkout. Opening it makes the indexes that are missing."""
 
     def __init__(self, root: Path, advance: Tick = ignore) -> None:
-        self.tokenizer = Tokenizer.load(root / TOKENIZER)
-        self._data = trained_on(root, self.tokenizer)
+        self._data = trained_on(root)
+        self.tokenizer = self._data[0].tokenizer
         self._indexes = [open_index(root, documents, advance) for documents in self._data]
         counts = np.sum([index.counts for index in self._indexes], axis=0)
         self._tokens = int(counts.sum())
