@@ -70,7 +70,7 @@ def _steps(place: Place) -> str:
     if place.steps is None:
         return f"{copies}no model here was trained on it"
     if not place.steps:
-        return f"{copies}not read: the training ended before it"
+        return f"{copies}not read before these weights were made"
     shown = ", ".join(f"{step:,}" for step in place.steps[:STEPS_SHOWN])
     more = len(place.steps) - STEPS_SHOWN
     training = "pretraining" if place.kind == "document" else "fine-tuning"

@@ -47,7 +47,7 @@ def _checkout(model: AvailableModel) -> Path:
     root = path.parents[2] if len(path.parents) > 2 else path
     lineage: Mapping[str, str] = {}
     for file in (path / FACTS_FILE, path.parent / HF_DIR / FACTS_FILE):
-        with suppress(AthanorError, KeyError, TypeError):
+        with suppress(AthanorError, OSError, KeyError, TypeError):
             lineage = lineage or read_json(file)["lineage"]
     for name, folder in (DATA | WEIGHTS).items():
         here = _digest(root / folder)

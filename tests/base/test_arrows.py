@@ -13,7 +13,14 @@ ORDER = (
     "synthesis", "hardware", "monitor", "troubles", "runtime", "sizing", "origins", "serving", "stages", "cli",
 )  # fmt: skip
 WATCHERS = (
-    "hardware", "monitor", "troubles", "runtime", "sizing", "origins", "serving", "cli",
+    "hardware",
+    "monitor",
+    "troubles",
+    "runtime",
+    "sizing",
+    "origins",
+    "serving",
+    "cli",
 )  # fmt: skip; no result depends on them
 LETS_IN = {"stages": {"runtime"}}  # a stage's code ends where the runtime begins
 

@@ -58,7 +58,7 @@ function source({ kind, id, source, license, about, part, copies, steps }) {
 
 function read(kind, steps) {
   if (!steps) return "no model here was trained on it";
-  if (!steps.length) return "not read: the training ended before it";
+  if (!steps.length) return "not read before these weights were made";
   const shown = steps.slice(0, STEPS).map((step) => step.toLocaleString()).join(", ");
   return `read at ${kind === "document" ? "pretraining" : "fine-tuning"} step${steps.length > 1 ? "s" : ""} ${shown}`
     + (steps.length > STEPS ? ` and ${steps.length - STEPS} more` : "");
