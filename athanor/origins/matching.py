@@ -29,8 +29,9 @@ class Query:
         return cls(text.encode(), ids, ends - tokenizer.token_bytes[ids], ends)
 
     def inside(self, start: int, end: int) -> np.ndarray:
-        """Which tokens lie whole in a range, bool [tokens]."""
-        return (self.starts >= start) & (self.ends <= end)
+        """Which tokens lie whole in a range, but for the space that many begin with, bool [tokens]."""
+        spaced = np.frombuffer(self.data, np.uint8)[self.starts] == ord(" ")
+        return (self.starts + spaced >= start) & (self.ends <= end)
 
     def words(self, start: int, end: int) -> int:
         """Words of a range, by its spaces; of a script without spaces by its length."""
