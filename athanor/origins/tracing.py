@@ -116,11 +116,14 @@ class Tracer:
         asked, at = np.append(query.ids, END), np.arange(len(query.ids))
         length = np.max([index.longest(asked, at) for index in self._indexes], axis=0)
         maximal = (length > 0) & (np.append(0, (at + length)[:-1]) < at + length)
-        needed = min(MIN_WORDS, query.words(*query.whole())) - 2  # its first and last word may be cut otherwise there
+        # A match may go on at both ends, by a word that is cut into other tokens there.
+        words, tokens = MIN_WORDS - 2, 0
+        if query.words(*query.whole()) < MIN_WORDS:  # all of it or nothing
+            words, tokens = 0, len(query.ids) - 2 * EDGE_TOKENS
         cores = [
-            (start, start + tokens)
-            for start, tokens in zip(at[maximal].tolist(), length[maximal].tolist(), strict=True)
-            if query.words(int(query.starts[start]), int(query.ends[start + tokens - 1])) >= needed
+            (start, start + count)
+            for start, count in zip(at[maximal].tolist(), length[maximal].tolist(), strict=True)
+            if count >= tokens and query.words(int(query.starts[start]), int(query.ends[start + count - 1])) >= words
         ]
         seen = self._places([query.ids[start:end] for start, end in cores])
         return [self._widened(query, core, places) for core, places in zip(cores, seen, strict=True)]
