@@ -5,11 +5,15 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from athanor.base.artifacts import manifest_digest, write_json
 from athanor.base.errors import InputError
+from athanor.data.sampler import PretrainSampler
 from athanor.origins import index
 from athanor.origins.tracing import MAX_CHARS, Tracer
+from athanor.training.schedule import Schedule
 from tests.evaluation.tiny import write_tiny_tokenizer
 from tests.origins.world import write_data
 
@@ -105,3 +109,26 @@ def test_data_of_another_tokenizer_is_refused(root: Path, tmp_path: Path) -> Non
     manifest.write_text(manifest.read_text().replace(Tracer(root).tokenizer.digest, "0" * 64))
     with pytest.raises(InputError, match="data/sft: made with another tokenizer"):
         Tracer(tmp_path / "copy")
+
+
+def test_the_cooldown_s_text_is_read_from_the_step_on_at_which_the_rate_falls(root: Path, tmp_path: Path) -> None:
+    shutil.copytree(root, tmp_path / "copy")
+    batch, steps, context = 64, 30, 16
+    params = {"seed": 4, "batch_tokens": batch, "cooldown_fraction": 0.35, "tokens": steps * batch + 10}
+    write_json(tmp_path / "copy/params.yaml", {"model": {"context_tokens": context}, "pretrain": params})
+    write_json(tmp_path / "copy/metrics/pretrain.json", {"steps": steps, "skipped_ranges": []})
+    data = tmp_path / "copy/data/shards"
+    write_json(tmp_path / "copy/models/base/manifest.json", {"parents": {"shards": manifest_digest(data)}})
+    schedule = Schedule("wsd", 1.0, 0.0, 0, int(steps * batch * 0.35), steps * batch)
+    sampler = PretrainSampler(data, context, 4, schedule.cooldown_start // batch * batch)
+    tracer, expected = Tracer(tmp_path / "copy"), {LATE: [], RIVER: []}
+    for step in range(steps):
+        read = sampler.batch(step * batch, batch)
+        text = ~np.isin(read.tokens_BS[:, 1:], (tracer.tokenizer.bos, tracer.tokenizer.eos))
+        cools = step * batch >= schedule.cooldown_start // batch * batch
+        for wanted, numbers in ((LATE, [0] if cools else []), (RIVER, [] if cools else [0, 2])):
+            if (np.isin(read.document_BS[:, 1:], numbers) & text).any():
+                expected[wanted].append(step + 1)
+    for wanted, told in expected.items():
+        assert [place.steps for place in tracer.trace(wanted).spans[0].places if place.kind == "document"] == [told]
+    assert min(expected[LATE]) == 20 and max(expected[RIVER]) == 19
