@@ -16,6 +16,7 @@ import hashlib
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -58,7 +59,14 @@ class Index:
 
     def copies(self, number: int) -> np.ndarray:
         """Numbers of the stream's documents that equal a distinct one, ascending."""
-        return np.flatnonzero(self.distinct == number)
+        documents, numbers = self._by_number
+        return documents[slice(*np.searchsorted(numbers, (number, number + 1)))]
+
+    @cached_property
+    def _by_number(self) -> tuple[np.ndarray, np.ndarray]:
+        """The stream's documents in the order of their distinct documents, and the numbers of these."""
+        documents = np.argsort(self.distinct, kind="stable")
+        return documents, self.distinct[documents]
 
     def around(self, place: int, tokens: int, most: int) -> tuple[np.ndarray, np.ndarray]:
         """Up to `most` ids before and after these tokens, in their document."""
