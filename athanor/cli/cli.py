@@ -26,6 +26,7 @@ COMMANDS = {  # name: arguments, what it does
     "synthesize": ("[--dry-run]", "conversations by another model; costs money"),
     "preset": ("list | show NAME | use NAME", "params files of other sizes; make one params.yaml"),
     "pin": ("[FILE]", "write hub data sets' current commits into params.yaml"),
+    "trace": ('"some text" [--json]', "where a text stands in the training data"),
     "verify": ("[PATH] [--data] [--strict]", "where an exported model comes from"),
     "lm-eval": ("[--tasks LIST]", "standard tasks through lm-evaluation-harness"),
     "evaluate": ("[--model PATH] [--watch]", "perplexity, in any runtime; of checkpoints too"),

@@ -24,6 +24,7 @@ from typing import Any
 
 from athanor.base.artifacts import write_bytes
 from athanor.base.errors import InputError
+from athanor.base.strict import read_yaml
 from athanor.runtime.closure import FOREIGN, SIDE
 from athanor.runtime.locks import locked, try_lock
 
@@ -56,6 +57,14 @@ def outputs(path: Path) -> dict[str, str]:
     """Path to MD5 of every output that a dvc.lock names."""
     rows = (out for entry in stages(path).values() for out in entry.get("outs", ()))
     return {out["path"]: out.get("md5", "") for out in rows}
+
+
+def built_params(root: Path, stage: str) -> dict[str, Any]:
+    """The sections of params.yaml that a stage was last run with (dvc.lock), else those of params.yaml now."""
+    recorded = stages(root / LOCK).get(stage, {}).get("params", {}).get("params.yaml")
+    if recorded:
+        return dict(recorded)
+    return dict(read_yaml(root / "params.yaml")) if (root / "params.yaml").is_file() else {}
 
 
 def torn(root: Path) -> Iterator[Path]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.errors import AthanorError, InputError, suggest
-from athanor.serving.about import SHAPE, about, file_states, shape
+from athanor.serving.about import SHAPE, file_states, shape
 from athanor.serving.backends.base import Request
 from athanor.serving.discover import AvailableModel, materialise, problem_of
 from athanor.serving.memory import estimate, size_text
@@ -150,9 +150,9 @@ class Models:
         """Events of one answer (docs/serving.md); closing the iterator cancels it. NoModel for an unknown model."""
         return self.metrics.counted(model, self._answer(self._entry(model), request))
 
-    def about(self, model: str) -> dict[str, Any]:
-        """What is known of a model (about.py). NoModel for an unknown one."""
-        return about(self.root, self._entry(model).model)
+    def available(self, model: str) -> AvailableModel:
+        """What is served under a name. NoModel for an unknown one."""
+        return self._entry(model).model
 
     def _entry(self, model: str) -> _ModelEntry:
         if model not in self._entries:

@@ -19,6 +19,9 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from athanor.base.errors import InputError
+from athanor.origins.tracing import MAX_CHARS
+from athanor.serving import origins
+from athanor.serving.about import about
 from athanor.serving.models import Models
 from athanor.serving.requests import ApiRoute, EventStream, Limit, SamplingFields, read
 from athanor.serving.store import Store, Unknown
@@ -86,6 +89,10 @@ class StatusBody(StrictBody):
     status: Literal["candidate", "accepted", "rejected"]
 
 
+class TraceBody(StrictBody):
+    text: Annotated[str, Field(max_length=MAX_CHARS)]
+
+
 class EmptyBody(StrictBody):
     pass
 
@@ -121,8 +128,13 @@ def page_router(store: Store, models: Models, limit: Limit, *, version: str = ""
         return {"version": version, "models": models.states(), "default_model": default}
 
     @router.get("/models/{model:path}/about")
-    async def about(model: str) -> dict[str, Any]:
-        return await in_thread(models.about, model)
+    async def about_model(model: str) -> dict[str, Any]:
+        return await in_thread(about, models.root, models.available(model))
+
+    @router.post("/models/{model:path}/trace")
+    async def trace(model: str, request: Request) -> dict[str, Any]:
+        body = await read(request, TraceBody)
+        return await in_thread(origins.trace, models.available(model), body.text)
 
     @router.get("/chats")
     async def chats(request: Request) -> dict[str, Any]:

@@ -10,9 +10,18 @@ ROOT = Path(__file__).resolve().parents[2]
 ORDER = (
     "base", "text", "words", "model", "data", "tokenizer", "quality", "sources", "classifiers", "cleaning",
     "tokenizer_training", "sharding", "chat_data", "training", "decoding", "evaluation", "export", "adapters",
-    "synthesis", "hardware", "monitor", "troubles", "runtime", "sizing", "serving", "stages", "cli",
+    "synthesis", "hardware", "monitor", "troubles", "runtime", "sizing", "origins", "serving", "stages", "cli",
 )  # fmt: skip
-WATCHERS = ("hardware", "monitor", "troubles", "runtime", "sizing", "serving", "cli")  # no result depends on them
+WATCHERS = (
+    "hardware",
+    "monitor",
+    "troubles",
+    "runtime",
+    "sizing",
+    "origins",
+    "serving",
+    "cli",
+)  # fmt: skip; no result depends on them
 LETS_IN = {"stages": {"runtime"}}  # a stage's code ends where the runtime begins
 
 

@@ -17,7 +17,10 @@ import pytest
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install -e '.[test]'")
 from playwright.sync_api import Browser, Error, Page, Playwright, Route, expect, sync_playwright
 
+from athanor.base.artifacts import manifest_digest, read_json, write_json
+from athanor.tokenizer.tokenizer import Tokenizer
 from tests.e2e.clone import ELSEWHERE
+from tests.origins.world import write_data
 from tests.serving.browser import DESKTOP, PATIENCE, PHONE, Reader, Server, launched, running
 from tests.serving.parrot import CODE, LONG, MARKDOWN, PLAIN, WHO, XSS, asking, write_export
 from tests.serving.test_starters import checkout, row
@@ -317,6 +320,46 @@ def test_the_panel_about_a_model_tells_its_card_and_asks_what_it_was_taught(
         choose_model(reader, "polly")
         reader.press(re.compile("What it was taught"))
         reader.see("dialog.about").to_contain_text("no card beside this model")
+
+
+def test_an_answer_shows_where_it_stands_in_the_training_data_on_a_wide_and_a_narrow_screen(
+    open_reader, models, parrot_parts, tmp_path
+):
+    export = own_export(tmp_path, parrot_parts)
+    shutil.copytree(parrot_parts / "tokenizer", tmp_path / "models/tokenizer")
+    tokenizer = Tokenizer.load(tmp_path / "models/tokenizer")
+    attack, begins = (asking(XSS[1]), XSS[1]), LONG[1][: LONG[1].index(" november")]
+    write_data(tmp_path, tokenizer, [f"Chapter one.\n{begins} and so on."], [WHO, attack])
+    facts = read_json(export / "hf/athanor.json")
+    for name, folder in (("shards", "data/shards"), ("sft_data", "data/sft")):
+        facts["lineage"][name] = manifest_digest(tmp_path / folder)
+    write_json(export / "hf/athanor.json", facts)
+    with running(tmp_path / "server", [export, models[1]]) as server:
+        reader = open_reader(server)
+        for question, marked, told in (
+            (WHO[0], WHO[1], ("talks · CC0-1.0", f"in the answer to: {WHO[0]}", "1 time in 1 different text")),
+            (LONG[0], begins, ("books · MIT", "chapter Chapter o", "no model here was trained on it")),
+            (attack[0], attack[1], ("talks · MIT", "in the answer to: Say <img")),
+        ):
+            reader.new_chat()
+            choose_model(reader, "own")
+            reader.ask(question)
+            reader.press("Where is this from?")
+            for text in told:
+                reader.see(".origins").to_contain_text(text)
+            assert reader.page.locator(".answer mark").evaluate("mark => mark.firstChild.data") == marked
+            assert reader.page.evaluate(WIDE)[1] == []
+            reader.page.set_viewport_size(PHONE)
+            assert reader.page.evaluate(WIDE) == [[], []]
+            reader.press("Where is this from?")
+            reader.see(".origins").to_have_count(0)
+            reader.see(".answer mark").to_have_count(0)
+            reader.page.set_viewport_size(DESKTOP)
+        reader.new_chat()
+        choose_model(reader, "polly")
+        reader.ask(WHO[0])
+        reader.press("Where is this from?")
+        reader.see(".origins").to_contain_text("is not here as this model was made from it")
 
 
 @BOTH

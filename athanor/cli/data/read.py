@@ -19,10 +19,10 @@ import pyarrow.parquet as pq
 
 from athanor.base.artifacts import read_json, read_manifest
 from athanor.base.errors import AthanorError, InputError
-from athanor.base.strict import build, read_yaml
+from athanor.base.strict import build
 from athanor.cleaning.measuring import SCORES
 from athanor.cleaning.params import CleanParams
-from athanor.runtime import dvc_lock
+from athanor.runtime.dvc_lock import built_params
 from athanor.text.documents import shard_files
 
 RAW, CLEAN, SHARDS = Path("data/raw"), Path("data/clean"), Path("data/shards")
@@ -204,14 +204,6 @@ def _raw_ids(batch: pa.RecordBatch) -> dict[int, str]:
 
 
 # -- what was configured -----------------------------------------------------------------------------------------------
-
-
-def built_params(root: Path, stage: str) -> dict[str, Any]:
-    """The sections of params.yaml that a stage was last run with (dvc.lock), else those of params.yaml now."""
-    recorded = dvc_lock.stages(root / dvc_lock.LOCK).get(stage, {}).get("params", {}).get("params.yaml")
-    if recorded:
-        return dict(recorded)
-    return dict(read_yaml(root / "params.yaml")) if (root / "params.yaml").is_file() else {}
 
 
 def clean_params(root: Path) -> CleanParams | None:

@@ -37,13 +37,13 @@ from athanor.cli.data.read import (
     TOKENIZER,
     Corpus,
     RowRef,
-    built_params,
     clean_params,
     weak_labels,
 )
 from athanor.cli.summary import leaf
 from athanor.data.shards import KIND, VERSION
 from athanor.runtime import dvc_lock
+from athanor.runtime.dvc_lock import built_params
 from athanor.runtime.facts import params_digest
 from athanor.runtime.machine import anchor
 from athanor.runtime.ship import attach_later

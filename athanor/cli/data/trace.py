@@ -34,7 +34,6 @@ from athanor.cli.data.read import (
     Corpus,
     Entry,
     RowRef,
-    built_params,
     clean_params,
     raw_row_ref,
     weak_labels,
@@ -43,6 +42,7 @@ from athanor.cli.render import differences
 from athanor.data.mixture import mix_sources, plan_mixture
 from athanor.data.mixture_params import MixtureParams
 from athanor.data.shards import COOLDOWN, KIND, TRAIN, VERSION
+from athanor.runtime.dvc_lock import built_params
 from athanor.text.conversations import searched_items
 from athanor.text.documents import shard_files
 from athanor.tokenizer_training.params import TokenizerParams

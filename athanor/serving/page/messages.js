@@ -4,12 +4,15 @@ import { tinted } from "./chances.js";
 import { answerAgain, askAnew, feedback, flip, goOn, live, pick, retry } from "./chat.js";
 import { copyText, h, icon, iconButton, toast } from "./dom.js";
 import { Growing, render } from "./markdown.js";
+import { isTraced, marked, sources, toggleTrace } from "./origins.js";
 import { changed, state } from "./state.js";
 import { variants } from "./tree.js";
 
 const bodies = new WeakMap(); // message -> its rendered text; a changed message is another object
 
 function prose(message) {
+  const spans = marked(message);
+  if (spans) return spans;
   if (message.stats?.likely && !state.untinted) return tinted(message.stats.likely);
   if (!bodies.has(message)) {
     const element = h("div", { class: "prose" });
@@ -84,7 +87,9 @@ export function answerMessage(message, { column = false, failed = null } = {}) {
       "data-key": `redo-${message.parent}`, disabled: Boolean(live()) }),
     message.stats?.likely ? iconButton("chart", state.untinted ? "Show probabilities" : "Show as text",
       () => ((state.untinted = !state.untinted), changed("thread")), { "data-key": `chances-${message.id}` }) : null,
-    stats(message, column ? null : label), !column && cut(message)));
+    message.content && !column ? iconButton("book", "Where is this from?", () => toggleTrace(message), {
+      "aria-pressed": String(isTraced(message)), "data-key": `trace-${message.id}` }) : null,
+    stats(message, column ? null : label), !column && cut(message)), sources(message) ?? "");
   if (state.correcting?.id === message.id) article.append(correction(message));
   if (column && !failed) {
     article.append(h("button", { type: "button", class: "plain pick", onclick: () => pick(message), disabled: Boolean(live()),

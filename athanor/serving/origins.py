@@ -1,0 +1,63 @@
+"""Where an answer comes from: athanor/origins for a model whose training data is in this checkout."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+
+from athanor.base.artifacts import MANIFEST, manifest_digest, read_json
+from athanor.base.errors import AthanorError, InputError
+from athanor.base.work import Facts
+from athanor.origins.documents import trained_on
+from athanor.origins.index import ready
+from athanor.origins.tracing import Tracer
+from athanor.serving.discover import FACTS_FILE, AvailableModel
+from athanor.serving.experiments import HF_DIR
+
+# By its name in the lineage: what a model learned from, and the models of this checkout whose steps are told.
+DATA = {"shards": Path("data/shards"), "sft_data": Path("data/sft")}
+WEIGHTS = {"base": Path("models/base"), "sft": Path("models/sft")}
+MOST_TOKENS = 100_000_000  # that are indexed while somebody waits at a page: a minute
+_one_at_a_time = threading.Lock()
+
+
+def trace(model: AvailableModel, text: str) -> Facts:
+    """The parts of a text that stand in what the model was trained on; InputError where that is not known here."""
+    root = _checkout(model)
+    with _one_at_a_time:
+        tracer = _tracer(root, *(_digest(root / folder) for folder in (DATA | WEIGHTS).values()))
+    return tracer.trace(text).as_json()
+
+
+@lru_cache(maxsize=2)
+def _tracer(root: Path, *digests: str) -> Tracer:
+    missing = sum(documents.tokens for documents in trained_on(root) if not ready(root, documents))
+    if missing > MOST_TOKENS:
+        fix = 'type athanor trace "some text" once in a terminal, then ask here again'
+        raise InputError(f"{missing:,} tokens of training data are not indexed yet", where="trace", fix=fix)
+    return Tracer(root)
+
+
+def _checkout(model: AvailableModel) -> Path:
+    """The checkout that holds the model and what it was trained on."""
+    path = Path(model.path)
+    root = path.parents[2] if len(path.parents) > 2 else path
+    lineage: Mapping[str, str] = {}
+    for file in (path / FACTS_FILE, path.parent / HF_DIR / FACTS_FILE):
+        with suppress(AthanorError, OSError, KeyError, TypeError):
+            lineage = lineage or read_json(file)["lineage"]
+    for name, folder in (DATA | WEIGHTS).items():
+        here = _digest(root / folder)
+        if lineage.get(name) != here and (here or name in DATA):
+            what = f"{folder} is not here as this model was made from it, so where its answers come from is not known"
+            fix = "dvc checkout or dvc pull; for an experiment's model first dvc exp apply"
+            raise InputError(what, where=model.id, fix=fix)
+    return root
+
+
+def _digest(folder: Path) -> str:
+    """Of a folder's manifest; "" where it is not here."""
+    return manifest_digest(folder) if (folder / MANIFEST).is_file() else ""
