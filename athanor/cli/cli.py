@@ -40,6 +40,7 @@ COMMANDS = {  # name: arguments, what it does
     "shrink": ("SOURCE OUT [--dtype D]", "a checkpoint without the optimiser"),
     "stop": ("[--wait S]", "have the stages that run save and end"),
     "save": ("[--wait S]", "have a training that runs write a checkpoint, and go on"),
+    "profile": ("[--steps N]", "which operations take the time of a training that runs"),
     "container": ("build | run [--chip C]", "the docker or podman command for this chip"),
     "doctor": ("[--fix] [--deep] [--json]", "what crashes left behind, what the machine lacks"),
     "explain": ("[LOG] [--bundle]", "what a failure means, and what to type"),
