@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from athanor.model.precision import AUTOCAST
 
-GRADIENT_ROWS = 8  # of each matrix
+GRADIENT_ROWS = 4  # of each matrix
 
 
 class Frame(NamedTuple):
@@ -54,7 +54,7 @@ class BlockRange:
 
     def __init__(self, blocks: Sequence[nn.Module], precision: str) -> None:
         self.blocks, self.smallest = list(blocks), smallest_normal(precision)
-        self._highest: list[list[Tensor]] = [[] for _ in self.blocks]
+        self._extremes: list[list[Tensor]] = [[] for _ in self.blocks]
         self._tiny: dict[int, Tensor] = {}
         self._hooks: list[Any] = []
 
@@ -77,19 +77,23 @@ class BlockRange:
             hook.remove()
 
     def _see(self, number: int, x: Tensor) -> None:
-        lowest, highest = torch.aminmax(x.detach())
-        self._highest[number] += [lowest.neg().float(), highest.float()]
+        self._extremes[number] += torch.aminmax(x.detach())
 
     def _end(self, number: int, out: Any) -> None:
         x = out[0] if isinstance(out, tuple) else out
-        self._tiny[number] = (x.detach().abs() < self.smallest).float().mean()
+        self._tiny[number] = tiny_share(x.detach().abs(), self.smallest)
 
     def numbers(self) -> Tensor | None:
         """[blocks, 2], fp32: the largest absolute value, and the share of tiny ones behind it; None where not seen."""
-        if not self.blocks or len(self._tiny) < len(self.blocks) or not all(self._highest):
+        if not self.blocks or len(self._tiny) < len(self.blocks) or not all(self._extremes):
             return None
-        highest = torch.stack([torch.stack(values).amax() for values in self._highest])
+        highest = torch.stack([torch.stack(values).float().abs().amax() for values in self._extremes])
         return torch.stack((highest, torch.stack([self._tiny[n] for n in range(len(self.blocks))])), 1)
+
+
+def tiny_share(size: Tensor, smallest: float) -> Tensor:
+    """Share of absolute values below the smallest normal number."""
+    return torch.count_nonzero(size < smallest) / size.numel()
 
 
 def smallest_normal(precision: str) -> float:
@@ -111,6 +115,5 @@ def gradient_range(blocks: Sequence[nn.Module], precision: str, factor: float) -
         if not rows:
             return None
         size = torch.cat(rows).abs()
-        tiny = (size < smallest_normal(precision) * factor).float().mean()
-        numbers.append(torch.stack((size.amax() / factor, tiny)))
+        numbers.append(torch.stack((size.amax() / factor, tiny_share(size, smallest_normal(precision) * factor))))
     return torch.stack(numbers) if numbers else None
