@@ -23,7 +23,7 @@ from athanor.cli.stop import POLL, label, running
 from athanor.monitor.monitor import PHASES
 from athanor.runtime.journal import alive
 from athanor.runtime.machine import anchor
-from athanor.runtime.profiling import COLUMNS, MAX_STEPS, MEMORY, OPERATIONS, PROFILE, TRACE
+from athanor.runtime.profiling import COLUMNS, MAX_STEPS, MEMORY, OPERATIONS, PROFILE, TENSORS, TRACE
 from athanor.runtime.progress import duration
 from athanor.runtime.watchdog import HEARTBEAT
 
@@ -93,7 +93,7 @@ def table(path: Path) -> str:
     with open(path, encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file, delimiter="\t"))
     device = any(float(row["device_ms"]) for row in rows)
-    names = [name for name in COLUMNS if device or name != "device_ms"]
+    names = [name for name in COLUMNS if device or name not in ("device_ms", "memory_mb")]
     lines = ["".join(f"{name:>11}" for name in names[:-1]) + f"  {names[-1]}"]
     for row in rows[:SHOWN]:
         numbers = [f"{float(row['share']):.1%}", f"{int(row['calls']):,}"]
@@ -115,5 +115,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"\nTrace: {shown}/{TRACE}\n  open https://ui.perfetto.dev and drag the file there; it stays on your machine")
     if (folder / MEMORY).is_file():
         print(f"Memory: {shown}/{MEMORY}\n  open https://docs.pytorch.org/memory_viz and drag the file there")
-    print("Both become artifacts of the stage's MLflow run when it ends; the training goes on.")
+    print(
+        f"Tensors by size: {shown}/{TENSORS}\nAll of it becomes artifacts of the MLflow run when the stage ends; the training goes on."
+    )
     return 0

@@ -11,14 +11,15 @@ https://docs.pytorch.org/memory_viz; nothing of ours reads that file.
 from __future__ import annotations
 
 import gc
-import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from athanor.base.artifacts import write_text
-from athanor.runtime.run import Run
+from athanor.base.artifacts import write_json
+
+if TYPE_CHECKING:
+    from athanor.runtime.run import Run
 
 LISTED, NAMED = 40, 3  # tensors in the file, and on the terminal
 MIB = 2**20
@@ -31,7 +32,7 @@ def leave_snapshot(run: Run, when: str, names: Mapping[str, Any] | None = None) 
     try:
         path = run.journal.folder / "files" / f"memory-{when}.json"
         snapshot = take(names or {})
-        write_text(path, json.dumps(snapshot, indent=1) + "\n")
+        write_json(path, snapshot)
         _dump(path.with_suffix(".pickle"))
     except Exception as error:
         run.note(f"no snapshot of the memory: {error!r}")

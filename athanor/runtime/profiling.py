@@ -9,7 +9,8 @@ was recorded goes to `files/profile-step-<first>/` of the run's journal, which
 becomes artifacts of its MLflow run:
 
     trace.json.gz     for https://ui.perfetto.dev
-    operations.tsv    every operation with its share of the time, calls, milliseconds and memory
+    operations.tsv    every operation with its share of the time, calls, milliseconds and, on a GPU, memory
+    tensors.json      the largest tensors between two steps (memory_snapshot.py)
     memory.pickle     GPU only: torch's own history of its allocator, for https://docs.pytorch.org/memory_viz
 
 The profiler reads clocks and counters. It changes no number of the training
@@ -31,11 +32,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from athanor.base.artifacts import new_dir
+from athanor.base.artifacts import new_dir, write_json
 from athanor.runtime.guards import Request
+from athanor.runtime.memory_snapshot import take
 
 PROFILE = "PROFILE"
-TRACE, OPERATIONS, MEMORY = "trace.json.gz", "operations.tsv", "memory.pickle"
+TRACE, OPERATIONS, TENSORS, MEMORY = "trace.json.gz", "operations.tsv", "tensors.json", "memory.pickle"
 COLUMNS = ("share", "calls", "cpu_ms", "device_ms", "memory_mb", "operation")
 MAX_STEPS = 100  # a trace of more is too large to look at
 ALLOCATIONS = 200_000  # that torch's history of a GPU's memory keeps
@@ -104,10 +106,10 @@ class _Recording:
             activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._gpu else [])],
             schedule=schedule(wait=0, warmup=1, active=self.steps, repeat=1),
             on_trace_ready=self._write,
-            profile_memory=True,
+            profile_memory=self._gpu,
             acc_events=True,
-            # On a CPU micro-batches run in threads of their own.
-            experimental_config=_ExperimentalConfig(profile_all_threads=True),
+            # On a CPU micro-batches run in threads of their own; torch 2.13 then reports no memory.
+            experimental_config=_ExperimentalConfig(profile_all_threads=not self._gpu),
         )
         if self._gpu:
             torch.cuda.memory._record_memory_history(max_entries=ALLOCATIONS)
@@ -130,6 +132,7 @@ class _Recording:
                 writer = csv.writer(file, delimiter="\t", lineterminator="\n")
                 writer.writerow(COLUMNS)
                 writer.writerows(operations(recorded))
+            write_json(out / TENSORS, take({}))
             if self._gpu:
                 import torch
 
@@ -151,7 +154,7 @@ def operations(recorded: Any) -> list[tuple[float, int, float, float, float, str
     """Rows of COLUMNS, the operation with the largest share of the time first.
 
     Time is that of the operation without those inside of it: on the device if anything ran there, else of all
-    threads of the CPU. Memory is what it allocated and did not free.
+    threads of the CPU. Memory is what it allocated on the device and did not free.
     """
     events = [event for event in recorded.key_averages() if not event.key.startswith("ProfilerStep")]
     device_us = sum(event.self_device_time_total for event in events)
@@ -162,7 +165,7 @@ def operations(recorded: Any) -> list[tuple[float, int, float, float, float, str
             event.count,
             round(event.self_cpu_time_total / 1e3, 3),
             round(event.self_device_time_total / 1e3, 3),
-            round((event.self_device_memory_usage if device_us else event.self_cpu_memory_usage) / 1e6, 3),
+            round(event.self_device_memory_usage / 1e6, 3),
             event.key,
         )
         for event in events
