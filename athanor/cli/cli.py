@@ -20,7 +20,7 @@ COMMANDS = {  # name: arguments, what it does
     "recipe": ("--hours H | --tokens N", "a recipe for the time you have, and its forecast"),
     "summary": ("[--all]", "what the pipeline made"),
     "compare": ("A B", "two experiments or revisions: parameters, scores, noise"),
-    "data": ("peek | report | trace ID", "look at the data: documents, a page, one's way"),
+    "data": ("peek | report | trace ID | steps A:B", "look at the data: documents, a page, one's way"),
     "sft": ("peek [--source NAME]", "rows of instruction tuning, with what is supervised"),
     "probe": ("lr | recipe", "find the learning rate; half-lives of a recipe"),
     "synthesize": ("[--dry-run]", "conversations by another model; costs money"),
