@@ -10,10 +10,13 @@ from ruamel.yaml import YAML
 
 from athanor.base.errors import InputError
 from athanor.cli import cli
-from athanor.data.sampler import PretrainSampler
+from athanor.cli.data.steps import parts
+from athanor.data.sampler import PretrainSampler, SftSampler
 from athanor.tokenizer.tokenizer import Tokenizer
 from stages import shard
 from tests.stages.conftest import PARAMS, run_text_stage
+from tests.stages.test_train_stages import MODEL, inputs  # noqa: F401  (fixture)
+from tests.stages.test_train_stages import work as trained  # noqa: F401  (fixture)
 
 SECTIONS = {"model": PARAMS["model"], "pretrain": {**PARAMS["pretrain"], "tokens": 2560}}
 BATCH, CONTEXT = PARAMS["pretrain"]["batch_tokens"], PARAMS["model"]["context_tokens"]
@@ -59,3 +62,12 @@ def test_data_that_the_latest_run_left_out_is_left_out(work: Path, capsys) -> No
 def test_what_names_no_steps_is_refused(work: Path, steps: str) -> None:
     with pytest.raises(InputError, match="names no steps.*1250:1253"):
         cli.call("data", ["steps", steps])
+
+
+def test_of_fine_tuning_conversations_are_named_and_padding_is_not_counted(trained: Path) -> None:  # noqa: F811
+    sampler = SftSampler("data/sft", MODEL["context_tokens"], 0)
+    found = list(parts(sampler, 0, 4 * MODEL["context_tokens"], 0))
+    batch = sampler.batch(0, 4 * MODEL["context_tokens"])
+    inside = batch.document_BS[:, :-1] >= 0
+    assert sum(len(part.ids) for part in found) == inside.sum() < inside.size
+    assert all(part.name.endswith(f" of {part.source}") for part in found) and len(found) >= 4
