@@ -14,7 +14,7 @@ from athanor.base.artifacts import digest, new_dir, read_manifest, write_manifes
 from athanor.base.errors import InputError
 from athanor.data import rows as packed
 from athanor.runtime import choices
-from athanor.runtime.hooks import hooks, with_rates
+from athanor.runtime.hooks import bases, hooks, with_rates
 from athanor.runtime.machine import machine
 from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
@@ -71,6 +71,7 @@ def run(run: Run) -> None:
             validate=validate,
             scalars=lambda score: {"val_loss": score["loss"]},
             before_first_step=before_first_step,
+            bases=bases(device, execution.precision),
         )
         world.choose_strategy(config, footprint, device, slot.identity, check=not slot.done)
         if world.sharded:

@@ -13,7 +13,7 @@ from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
 from athanor.model.weights import save_model
 from athanor.runtime import choices
-from athanor.runtime.hooks import hooks, text_sampler, with_rates
+from athanor.runtime.hooks import bases, hooks, text_sampler, with_rates
 from athanor.runtime.machine import machine
 from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
@@ -115,6 +115,7 @@ def run(run: Run) -> None:
             validate=validate,
             scalars=lambda scores: {f"val_bpb.{name}": score["bpb"] for name, score in scores.items()},
             before_first_step=before_first_step,
+            bases=bases(device, execution.precision),
             on_sample=on_sample,
         )
         world.choose_strategy(config, footprint, device, slot.identity, check=not slot.done)

@@ -12,7 +12,7 @@ from athanor.data import rows as packed
 from athanor.model.transformer import Transformer
 from athanor.model.weights import load_config, load_model, save_model
 from athanor.runtime import choices
-from athanor.runtime.hooks import hooks, with_rates
+from athanor.runtime.hooks import bases, hooks, with_rates
 from athanor.runtime.machine import machine
 from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
@@ -63,6 +63,7 @@ def run(run: Run) -> None:
             validate=validate,
             scalars=lambda score: {"val_loss": score["loss"]},
             before_first_step=before_first_step,
+            bases=bases(device, execution.precision),
         )
         world.choose_strategy(config, footprint, device, slot.identity, check=not slot.done)
         model, _ = load_model(BASE, device)

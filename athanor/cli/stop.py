@@ -42,7 +42,7 @@ def stop(root: Path, wait: float) -> int:
         time.sleep(POLL)
         for folder in [folder for folder in waiting if not alive(folder)]:
             waiting.remove(folder)
-            print(f"{_label(folder)}: {_end_text(folder)}")
+            print(f"{label(folder)}: {_end_text(folder)}")
         if requests < len(stages) and waiting and not file.exists():
             requests += 1
             write_text(file, "")
@@ -82,13 +82,13 @@ def _report_timeout(waiting: list[Path], file: Path, wait: float) -> int:
     return 1
 
 
-def _label(folder: Path) -> str:
+def label(folder: Path) -> str:
     meta = read_json(folder / "meta.json")
     return f"{meta['stage']} (process {meta['pid']})"
 
 
 def _labels(folders: list[Path]) -> str:
-    return ", ".join(_label(folder) for folder in folders)
+    return ", ".join(label(folder) for folder in folders)
 
 
 def _end_text(folder: Path) -> str:

@@ -9,6 +9,7 @@ from athanor.monitor.finding import CRITICAL, INFO, WARNING
 from athanor.monitor.rule import MIN_HISTORY, NO_READING, Row, Rule, Verdict
 
 SKIP_WINDOW = 1000
+EXPONENTS = {"fp16": 16, "bf16": 128, "fp32": 128}  # two to their power is no number of the format any more
 MIN_SHARE_STEPS = 200  # below, a share of skipped steps means little
 
 
@@ -182,6 +183,61 @@ class VanishingGradient(Rule):
         return None
 
 
+class OverflowAhead(Rule):
+    """What a block computes comes near the largest number of the format, or grows so fast that it soon will."""
+
+    inputs = ("vitals.largest", "vitals.largest_block")
+
+    def begin(self) -> None:
+        self.exponent = EXPONENTS.get(self.shared.plan.precision or "")
+        self.readings: deque[tuple[int, float]] = deque(maxlen=3)  # step, and logarithm to base 2
+
+    def check(self, step: int, row: Row) -> Verdict | None:
+        value, block = row["vitals.largest"], int(row["vitals.largest_block"])
+        if self.exponent is None or value <= 0:
+            return None
+        while self.readings and self.readings[-1][0] >= step:  # the run went back to a checkpoint
+            self.readings.pop()
+        self.readings.append((step, math.log2(value)))
+        headroom, growth = self.exponent - self.readings[-1][1], self._growth()
+        level, limit = self.level("headroom", headroom, below=True)
+        text = f"Block {block} computes numbers up to {value:,.0f}, {headroom:.1f} powers of two below the largest of "
+        text += f"{self.shared.plan.precision}"
+        text += f"; at their growth they reach it in about {headroom / growth:.0f} steps." if growth > 0 else "."
+        fix = f"{self.phase}.precision bf16 or fp32, or {self.phase}.lr lower; model.qk_norm true for a new run."
+        if level:
+            return Verdict(level, headroom, limit, text, fix)
+        # Early in a run numbers grow fast and are far from the end.
+        near = headroom < 2 * self.limits.headroom_warning
+        if near and growth > 0 and headroom / growth < self.limits.overflow_steps:
+            return Verdict(WARNING, headroom / growth, self.limits.overflow_steps, text, fix)
+        return None
+
+    def _growth(self) -> float:
+        """Powers of two per step: the smaller of the last two rises, because one reading may be far out; 0 before."""
+        if len(self.readings) < 3:
+            return 0.0
+        steps, sizes = zip(*self.readings, strict=True)
+        return min((sizes[i + 1] - sizes[i]) / (steps[i + 1] - steps[i]) for i in (0, 1))
+
+
+class GradientUnderflow(Rule):
+    """fp16 only: most of a block's gradients are zero or have lost digits, because they are too small for the format."""
+
+    inputs = ("vitals.gradient_tiny", "vitals.gradient_tiny_block")
+    agreed = (2, 3)
+
+    def check(self, step: int, row: Row) -> Verdict | None:
+        share, limit = row["vitals.gradient_tiny"], self.limits.gradient_tiny
+        if self.shared.plan.precision != "fp16" or share <= limit:
+            return None
+        scale = f" at a loss scale of {row['loss_scale']:g}" if "loss_scale" in row else ""
+        text = (
+            f"{share:.0%} of the gradients of block {int(row['vitals.gradient_tiny_block'])} are zero or subnormal in"
+        )
+        return Verdict(WARNING, share, limit, f"{text} fp16{scale}.", f"{self.phase}.precision bf16 or fp32.")
+
+
 class AttentionLogits(Rule):
     """Logits of the attention that are large, or twice as large as before (Dehghani et al. 2023, arXiv:2302.05442)."""
 
@@ -267,6 +323,8 @@ RULES = {
     "gradient_spike": GradientSpike,
     "gradient_band": GradientBand,
     "vanishing_gradient": VanishingGradient,
+    "overflow_ahead": OverflowAhead,
+    "gradient_underflow": GradientUnderflow,
     "attention_logits": AttentionLogits,
     "embedding_spread": EmbeddingSpread,
     "final_norm_gain": FinalNormGain,

@@ -50,6 +50,10 @@ class Thresholds:
     vanishing_norm: float = param(min=0.0, default=1e-6)
     scale_skipped: float = param(min=0.0, max=1.0, default=0.01)  # of the last 1000 steps, fp16
     scale_low: float = param(min=0.0, default=1.0)  # loss scale
+    headroom_warning: float = param(min=0.0, default=4.0)  # powers of two below the largest number of the format
+    headroom_critical: float = param(min=0.0, default=2.0)
+    overflow_steps: float = param(min=0.0, default=100.0)  # until the largest number, at the growth of three readings
+    gradient_tiny: float = param(min=0.0, max=1.0, default=0.5)  # of a block's gradients, fp16
     attention_logits: float = param(min=0.0, default=100.0)
     embedding_spread: float = param(min=0.0, default=2.5)
     final_norm_gain: float = param(min=0.0, default=4.0)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from athanor.hardware import profile
 from athanor.hardware.peaks import measured_tflops, peak_tflops
 from athanor.runtime.machine import anchor
+from athanor.runtime.memory_snapshot import leave_snapshot
 from athanor.runtime.progress import Mean, Progress
 from athanor.runtime.run import Run
 from athanor.training.loop import Hooks
@@ -33,8 +34,9 @@ def hooks(
     scalars: Callable[[dict[str, Any]], dict[str, float | None]],
     before_first_step: Callable[[Any], None],
     on_sample: Callable[[int, Any], None] = lambda step, model: None,
+    bases: Mapping[str, float] = {},
 ) -> Hooks:
-    """Hooks of a stage. `scalars` takes from a validation's scores what is logged of it."""
+    """Hooks of a stage. `scalars` takes from a validation's scores what is logged of it; `bases`: see there."""
 
     loss = Mean()  # one batch says little
 
@@ -42,7 +44,7 @@ def hooks(
         run.log(int(row["step"]), **{key: value for key, value in row.items() if key != "step"})
 
     def on_step(row: dict[str, float]) -> None:
-        on_replay(row)
+        on_replay({**row, **shares(row, bases)})
         bar.update(batch_tokens, f"loss {loss.add(row['loss']):.3f}")
 
     def on_validation(step: int, scores: dict[str, Any]) -> None:
@@ -59,6 +61,7 @@ def hooks(
         on_sample=run.long_operation("samples", on_sample),
         on_rollback=lambda step, facts: run.rewind(step, bar, batch_tokens, **facts),
         on_event=lambda name, facts: run.journal.event(name, **facts),
+        on_out_of_memory=lambda step, tensors: leave_snapshot(run, f"step-{step:08d}", tensors),
         name_document=sampler.document_name,
         on_note=run.note,
         should_stop=run.stop_requested,
@@ -111,11 +114,27 @@ def rates(
     """
     if "model_gflops" not in timings:
         return {}
-    achieved = timings["model_gflops"] / 1000
-    metrics: dict[str, Any] = {"model_tflops": achieved, "precision": precision}
-    bases = {"mfu": peak_tflops(name, precision, tf32=tf32), "of_ceiling": measured_tflops(measured, precision)}
-    metrics |= {share: achieved / base for share, base in bases.items() if base}
+    metrics: dict[str, Any] = {"model_tflops": timings["model_gflops"] / 1000, "precision": precision}
+    metrics |= shares(timings, _bases(name, precision, measured, tf32))
     return metrics | ({"accelerator": name} if name else {})
+
+
+def bases(device: Any, precision: str) -> dict[str, float]:
+    """GFLOPS that a training is compared with, by the name of the share: of the data sheet and of this machine's ceiling."""
+    return _bases(device_name(device), precision, profile.read(anchor()), tf32())
+
+
+def _bases(name: str, precision: str, measured: Mapping[str, Any] | None, tf32: bool) -> dict[str, float]:
+    tflops = {"mfu": peak_tflops(name, precision, tf32=tf32), "of_ceiling": measured_tflops(measured, precision)}
+    return {share: 1000 * base for share, base in tflops.items() if base}
+
+
+def shares(speeds: Mapping[str, Any], bases: Mapping[str, float]) -> dict[str, float]:
+    """Shares of these bases; hfu is mfu with what checkpointing computes twice (Chowdhery et al. 2022, arXiv:2204.02311)."""
+    found = {name: speeds["model_gflops"] / base for name, base in bases.items() if "model_gflops" in speeds}
+    if "hardware_gflops" in speeds and "mfu" in bases:
+        found["hfu"] = speeds["hardware_gflops"] / bases["mfu"]
+    return found
 
 
 def device_name(device: Any) -> str:

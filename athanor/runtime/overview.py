@@ -46,7 +46,7 @@ NAMES = (
     (r"memory\.bytes", "system/peak_memory_megabytes"),
     (r"((?:loss|val_bpb|val_loss)\..+)", r"sources/\1"),
     (r"(grad_norm|lr|skipped)", r"optimizer/\1"),
-    (r"(tokens|tokens_per_second|cpu\.wait_share)", r"speed/\1"),
+    (r"(tokens|tokens_per_second|cpu\.wait_share|model_gflops|hardware_gflops|mfu|hfu|of_ceiling)", r"speed/\1"),
     (r"health\.(.+)", r"monitor/\1"),
     (r"(time|vitals)\.(.+)", r"\1/\2"),
 )

@@ -139,6 +139,10 @@ def execute(stage: str, body: Callable[[Run], None]) -> int:
             )
         )
         record_death(text)
+        if run is not None and "torch" in sys.modules:
+            from athanor.runtime.memory_snapshot import leave_snapshot
+
+            leave_snapshot(run, "end")
         return _report(run, stage, "FAILED", text, 1)
     finally:
         _ship()

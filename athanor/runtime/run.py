@@ -26,6 +26,7 @@ from athanor.runtime.journal import Journal, finished, now_ms
 from athanor.runtime.lifetime import record_death
 from athanor.runtime.machine import machine
 from athanor.runtime.notify import FAILED, STALL, notify
+from athanor.runtime.profiling import Profiler
 from athanor.runtime.progress import Progress, duration
 from athanor.runtime.redact import redact
 from athanor.runtime.slots import Code, Slot
@@ -58,6 +59,7 @@ class Run(Stage):
         self._health: Health | None = None
         local = machine()
         self._guards = Guards(self.anchor / ".athanor", self.root, local, main=self.main)
+        self._profiler = Profiler(self.anchor / ".athanor", self.note, main=self.main)
         end = self.give_up if self.main else None
         self._watch = Watch(local.hang_seconds, self._guards.slots, self._on_hang, end)
 
@@ -134,6 +136,7 @@ class Run(Stage):
     def save_requested(self) -> bool:
         """True when a checkpoint is requested now. Called after each step of training, so it is a sign of life, too."""
         self._watch.step()
+        self._profiler.after_step(self._watch.step_number, lambda: self.journal.folder)
         return self._guards.save()
 
     def long_operation(self, phase: str, work: Callable[..., T]) -> Callable[..., T]:
@@ -339,6 +342,7 @@ class Run(Stage):
             self._release()
 
     def _release(self) -> None:
+        self._profiler.close()
         self._guards.close()
         self._watch.close()
         for slot in self._slots:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from athanor.base.errors import GateError, Interrupted
-from athanor.model.flops import allowed_pairs
+from athanor.model.flops import allowed_pairs, pass_flops, run_flops
 from athanor.model.transformer import Transformer
 from athanor.training import checkpoint
 from athanor.training.best import SelectionKey
@@ -57,7 +57,8 @@ class Hooks:
     `on_validation` every score: a record that was lost, or that another run
     of the same trunk made, can be filled up. `code` is the digest of the code that trains. After `on_rollback` the run
     stands at that step, and the later ones come again. `on_event` tells of
-    forensics, refused_step and out_of_memory.
+    forensics, refused_step and out_of_memory. `on_out_of_memory` gets the step and the tensors that have names, while
+    what filled the memory is still there.
     """
 
     validate: Callable[[Transformer], dict[str, Any]]
@@ -69,6 +70,7 @@ class Hooks:
     on_sample: Callable[[int, Transformer], None] = lambda step, model: None
     on_rollback: Callable[[int, dict[str, Any]], None] = lambda step, facts: None
     on_event: Callable[[str, dict[str, Any]], None] = lambda name, facts: None
+    on_out_of_memory: Callable[[int, dict[str, Tensor]], None] = lambda step, tensors: None
     # Names a document from the row's position in training, the tokens of data skipped before it and its number in the batch.
     name_document: Callable[[int, int, int], str] = lambda position, skipped, document: (
         f"document {document} of the row at {position + skipped}"
@@ -163,7 +165,7 @@ class _Training:
         self.pin_step = min(before_cooldown, settings.steps - 1)
         model, steps = stepper.backend.replicas.model, settings.steps
         self.vitals = Vitals(model, self.meter, settings.precision, settings.batch_tokens, steps)
-        self.recovery = Recovery(stepper, self.progress, overlap, hooks, self.pin_step)
+        self.recovery = Recovery(stepper, self.progress, overlap, hooks, self.pin_step, self.vitals.frames)
         self.trained = 0
 
     def resume(self, folder: Path, max_step: int | None = None) -> bool:
@@ -209,7 +211,9 @@ class _Training:
             pending.append(scalars)
             progress.step += 1
             progress.supervised += count
-            progress.pairs += allowed_pairs(rows.document_BS[:, :-1], document_mask=settings.document_mask)
+            pairs = allowed_pairs(rows.document_BS[:, :-1], document_mask=settings.document_mask)
+            progress.pairs += pairs
+            self.meter.count(settings.batch_tokens, pairs, count)
             self.trained += settings.batch_tokens
             last = progress.step == settings.steps
             save_requested = hooks.should_save()  # asked at every step
@@ -226,8 +230,9 @@ class _Training:
             fetched = torch.stack(pending).tolist() if fetch else []  # the only look at the device
             self.meter.end_step()
             if fetch:
-                readings = self.vitals.read(progress.step, rows.tokens_BS)  # first, for its own time is in this window
-                window = self.meter.window() | readings
+                factor = self.stepper.gradient_factor(fetched[-1])
+                readings = self.vitals.read(progress.step, rows.tokens_BS, factor)  # first: its time is in this window
+                window = self.meter.window(self._gflop) | readings
                 pending = []
                 with self.meter.time("log"):
                     steps = [self.stepper.named(row, sources_of(rows)) for row in fetched]
@@ -262,6 +267,15 @@ class _Training:
                 raise Interrupted(f"{progress_text}; the same command goes on from there (saved in {folder})")
         if self.world.main and progress.step == settings.steps:
             shutil.rmtree(anchors, ignore_errors=True)  # a trunk keeps them, for a longer run may go back in it
+
+    def _gflop(self, tokens: int, pairs: int, targets: int) -> dict[str, float]:
+        """Arithmetic of this process for so much of all processes' work: the model's, and what is really computed."""
+        config, footprint = self.stepper.backend.replicas.model.config, self.settings.footprint
+        unit, flops = 1e9 * self.world.size, run_flops(config, tokens, pairs, targets)
+        if footprint is None or not footprint.checkpointing:
+            return {"model_gflops": flops / unit}
+        again = pass_flops(config, tokens, pairs, 0)  # blocks run once more in backward
+        return {"model_gflops": flops / unit, "hardware_gflops": (flops + again) / unit}
 
     def _rolls_back(self, folder: Path, steps: list[StepRecord], saving: bool, window: dict[str, float]) -> bool:
         """Record the last steps; True when the run had to return to an earlier step."""

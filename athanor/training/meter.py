@@ -43,6 +43,7 @@ class Meter:
         self.totals: defaultdict[str, float] = defaultdict(float)
         self.steps, self.step_seconds, self.first_step = 0, 0.0, 0.0
         self._queue = queue()
+        self._counts = (0, 0, 0)
 
     @contextmanager
     def time(self, part: str) -> Iterator[None]:
@@ -67,6 +68,10 @@ class Meter:
         """After the step's result was fetched, if it was; before evaluation, samples and checkpoints."""
         self._steps.append((self._begin, self._stamp()))
 
+    def count(self, tokens: int, pairs: int, targets: int) -> None:
+        """The work of a step: tokens, pairs of query and key, and targets."""
+        self._counts = (self._counts[0] + tokens, self._counts[1] + pairs, self._counts[2] + targets)
+
     def _stamp(self) -> Any:
         if not self._events:
             return self._clock()
@@ -80,11 +85,12 @@ class Meter:
         end.synchronize()  # of the past already: the loop has just fetched what came after
         return begin.elapsed_time(end) / 1000
 
-    def window(self) -> dict[str, float]:
+    def window(self, gflop: Callable[[int, int, int], dict[str, float]] = lambda *_: {}) -> dict[str, float]:
         """Times since the last call: `time.<part>_s`, seconds per step, and of an evaluation or checkpoint in between.
 
         Empty without a step. `time.step_s` is the sum of the step's parts. `cpu.wait_share`, where the system tells
-        it: of the time that this process wanted processors, the share for which others had them.
+        it: of the time that this process wanted processors, the share for which others had them. `gflop` says what
+        arithmetic the work that was counted is, and the window what is done of it per second.
         """
         spans, steps = self._open, self._steps
         self._open, self._steps = [], []
@@ -107,7 +113,8 @@ class Meter:
         self.step_seconds += wall
         if not walls:
             return {}
-        row = {"time.step_s": wall / len(walls)}
+        work, self._counts = gflop(*self._counts), (0, 0, 0)
+        row = {"time.step_s": wall / len(walls)} | {name: value / max(wall, 1e-9) for name, value in work.items()}
         for part in (*STEP_PARTS, "forward", "backward"):
             if part in seconds:
                 row[f"time.{part}_s"] = seconds[part] / len(walls)

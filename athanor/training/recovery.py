@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,8 @@ from athanor.training import checkpoint, forensics, skipped_ranges
 from athanor.training.guard import detect_divergence
 from athanor.training.memory import StepFootprint, available_bytes, check_memory, training_bytes
 from athanor.training.meter import memory
-from athanor.training.state import RunState, history_of, resume
+from athanor.training.number_range import Frame
+from athanor.training.state import RunState, history_of, json_safe, resume
 from athanor.training.step import Rows, Stepper
 
 if TYPE_CHECKING:
@@ -37,7 +38,16 @@ _CHANGE = "lower lr, set model.qk_norm to true, lower grad_clip, or look at the 
 class Recovery:
     """Watches the steps of a run, and rolls it back where that is needed."""
 
-    def __init__(self, stepper: Stepper, progress: RunState, sampler: Sampler, hooks: Hooks, pin_step: int) -> None:
+    def __init__(
+        self,
+        stepper: Stepper,
+        progress: RunState,
+        sampler: Sampler,
+        hooks: Hooks,
+        pin_step: int,
+        frames: Collection[Frame] = (),
+    ) -> None:
+        self.frames = frames
         self.stepper, self.progress, self.sampler, self.hooks = stepper, progress, sampler, hooks
         self.settings, self.pin_step = stepper.settings, pin_step
 
@@ -57,10 +67,16 @@ class Recovery:
             except (MemoryError, RuntimeError) as error:
                 if not out_of_memory(error):
                     raise
+                self.hooks.on_out_of_memory(self.progress.step + 1, self._named_tensors())
             # Out of the handler: the traceback held the step's tensors.
             # Once the guard has judged, the update is on its way, and a second one would be another step.
             # Nor can one process of several repeat it: the others are waiting for its gradients.
             self._halve(self.stepper.world.size == 1 and self.stepper.guard.judged == judged)
+
+    def _named_tensors(self) -> dict[str, Tensor]:
+        """The weights of this process and the optimiser's state; asks nothing of other processes."""
+        state = {f"optimiser {name}": tensor for name, tensor in self.stepper.optimizer.tensors().items()}
+        return state | dict(self.stepper.backend.replicas.model.named_parameters())
 
     def _halve(self, may_repeat: bool) -> None:
         settings, world = self.stepper.settings, self.stepper.world
@@ -197,7 +213,8 @@ class Recovery:
             return
         finding = forensics.examine(self.stepper, self.batch(position))
         text = f"step {step} was skipped, it is not finite. {finding}. Most suspicious: {names}"
-        self._report("forensics", text, kind=finding.kind, where=finding.where, **facts)
+        frames = [json_safe(frame._asdict()) for frame in self.frames]  # of the steps before, by block
+        self._report("forensics", text, kind=finding.kind, where=finding.where, frames=frames, **facts)
 
     # -- common -------------------------------------------------------------
 

@@ -159,4 +159,6 @@ def json_safe(value: Any) -> Any:
     """A nested value with None for numbers that JSON has no word for."""
     if isinstance(value, Mapping):
         return {key: json_safe(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [json_safe(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -116,6 +116,11 @@ class Stepper:
         extra = {f"loss.{name}": mean for name, mean in zip(names, means, strict=True) if not math.isnan(mean)}
         return loss, norm, skipped, extra | ({"loss_scale": scale} if self.scale.active else {})
 
+    def gradient_factor(self, row: Sequence[float]) -> float:
+        """What the step of a fetched row multiplied its gradients with after backward; NaN where that spoilt them."""
+        _, norm, _, scale, *_ = row
+        return min(1.0, self.settings.grad_clip / (norm + 1e-6)) / scale if math.isfinite(norm) else math.nan
+
 
 def sources_of(rows: Rows) -> Sequence[str]:
     """Names of the sources that a batch tells apart; none where it does not."""

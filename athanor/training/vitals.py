@@ -11,6 +11,7 @@ are at most one per cent of those trained on, without a backward pass.
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from athanor.model.precision import autocast
 from athanor.model.transformer import Transformer
 from athanor.training.meter import Meter
+from athanor.training.number_range import BlockRange, Frame, gradient_range
 
 PROBE_TOKENS = 256
 SHARE = 0.01  # of the tokens trained on
@@ -29,6 +31,8 @@ UNIT_STEPS = (
     10  # from one reading to the next it is a multiple of this, as to the next log point: both wait for the device
 )
 _SLICE_ROWS = 8
+WIDE_EVERY = 4  # readings, for one of the blocks' ranges in a format that ends at 3e38: they cost a tenth more
+FRAMES = 8  # readings of each block that are kept for a report
 
 
 class Vitals:
@@ -39,8 +43,11 @@ class Vitals:
     vitals.attention_logit_max  largest attention logit of any layer and head on the batch's first row
     vitals.residual_growth      root mean square of the residual stream behind the last block over that before the first
     vitals.update_ratio_max     largest change of a block's matrix in this step, over its norm
+    vitals.largest              largest absolute value that a block computes on that row; `largest_block`: which, from 0
+    vitals.gradient_tiny        largest share of zeros and subnormal numbers in a block's gradients; `gradient_tiny_block`
 
-    What a model does not let see (sharded weights, attention of another kernel) is left out.
+    `frames` holds the numbers of every block at the last readings. What a model does not let see (sharded weights,
+    attention of another kernel) is left out.
     """
 
     def __init__(self, model: Transformer, meter: Meter, precision: str, batch_tokens: int, last: int = 0) -> None:
@@ -48,6 +55,7 @@ class Vitals:
         self.length = min(PROBE_TOKENS, model.config.context_tokens)
         self.every = UNIT_STEPS * math.ceil(self.length / (SHARE * batch_tokens * UNIT_STEPS))
         self.last = last
+        self.frames: deque[Frame] = deque(maxlen=FRAMES)
         self._twin: Transformer | None = None
         self._before: tuple[int, list[Tensor]] | None = None
 
@@ -61,14 +69,33 @@ class Vitals:
             with torch.no_grad():
                 self._before = step, block_rows(self.model)
 
-    def read(self, step: int, tokens_BS: np.ndarray) -> dict[str, float]:
-        """A reading after `step` with its batch, if one is due; else nothing."""
+    def read(self, step: int, tokens_BS: np.ndarray, gradient_factor: float = 1.0) -> dict[str, float]:
+        """A reading after `step` with its batch, if one is due; else nothing.
+
+        `gradient_factor`: what gradients were multiplied with since backward made them.
+        """
         if not self.due(step):
             return {}
         with self.meter.time("vitals"), torch.no_grad():
-            values = self._weights(step, tokens_BS) | self._forward(tokens_BS)
-            numbers = torch.stack([value.float() for value in values.values()]).tolist()
-        return {f"vitals.{name}": number for name, number in zip(values, numbers, strict=True)}
+            looks = self.precision == "fp16" or step % (WIDE_EVERY * self.every) == 0 or step == self.last
+            ranges = BlockRange(self._watched().model.layers if looks else (), self.precision)
+            values = self._weights(step, tokens_BS) | self._forward(tokens_BS, ranges)
+            gradients = gradient_range(self.model.model.layers, self.precision, gradient_factor) if looks else None
+            blocks = [ranges.numbers(), gradients]
+            seen = [numbers for numbers in blocks if numbers is not None]
+            flat = [torch.stack([value.float() for value in values.values()]), *(each.T.flatten() for each in seen)]
+            numbers = torch.cat(flat).tolist()
+        told = dict(zip(values, numbers, strict=False))
+        if len(seen) == len(blocks):
+            count = len(seen[0])
+            lists = [numbers[start : start + count] for start in range(len(values), len(numbers), count)]
+            self.frames.append(Frame(step, *lists))
+            told |= self.frames[-1].summary()
+        return {f"vitals.{name}": number for name, number in told.items()}
+
+    def _watched(self) -> Transformer:
+        self._twin = self._twin or twin_of(self.model)
+        return self._twin
 
     def _weights(self, step: int, tokens_BS: np.ndarray) -> dict[str, Tensor]:
         weight_VD = self.model.head_weight.detach()
@@ -86,13 +113,12 @@ class Vitals:
         self._before = None
         return readings
 
-    def _forward(self, tokens_BS: np.ndarray) -> dict[str, Tensor]:
-        twin = self._twin = self._twin or twin_of(self.model)
+    def _forward(self, tokens_BS: np.ndarray, ranges: BlockRange) -> dict[str, Tensor]:
         length = min(self.length, tokens_BS.shape[1])
         device = self.model.head_weight.device
         ids_1T = torch.from_numpy(np.ascontiguousarray(tokens_BS[:1, :length])).to(device)
-        with Logits() as logits, autocast(self.precision, device):
-            growth = residual_growth(twin, ids_1T)
+        with ranges, Logits() as logits, autocast(self.precision, device):
+            growth = residual_growth(self._watched(), ids_1T)
         readings = {} if growth is None else {"residual_growth": growth}
         return readings | ({"attention_logit_max": torch.stack(logits.highest).max()} if logits.highest else {})
 

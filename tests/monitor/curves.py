@@ -23,8 +23,8 @@ def schedule(steps: int) -> Schedule:
     return Schedule("wsd", 4e-3, 0.0, max(1, steps // 25) * BATCH, int(0.3 * total), total)
 
 
-def plan(phase: str, steps: int, cooldown_data: bool = False) -> dict[str, Any]:
-    return plan_facts(phase, schedule(steps), BATCH, VOCAB, 64 * GIB, cooldown_data)
+def plan(phase: str, steps: int, cooldown_data: bool = False, precision: str | None = None) -> dict[str, Any]:
+    return plan_facts(phase, schedule(steps), BATCH, VOCAB, 64 * GIB, cooldown_data, precision)
 
 
 @functools.cache  # nothing changes the rows
@@ -52,6 +52,8 @@ def healthy(steps: int, seed: int = 0, *, phase: str = "pretrain", tail: str = "
         if step % 5 == 0:
             # Largest logits grow at first and then settle.
             vitals = {"attention_logit_max": 30 * step / (step + 50), "embedding_spread": 1.2, "final_norm_gain": 1.5}
+            vitals |= {"largest": 100 * step / (step + 50), "largest_block": 3.0}
+            vitals |= {"gradient_tiny": 0.02, "gradient_tiny_block": 5.0}
             rows.append({"step": step, **{f"vitals.{key}": value for key, value in vitals.items()}})
             rows.append({"step": step, "disk.free_bytes": 100.0 * GIB - step * 1000, "time.checkpoint_s": 0.01})
         if step % every == 0 or step == steps:
@@ -75,9 +77,10 @@ def findings(
     resumes: Iterable[int] = (),
     thresholds: Thresholds | None = None,
     cooldown_data: bool = False,
+    precision: str | None = None,
 ) -> list[Finding]:
     """What the monitor says; the run is interrupted after each step of `resumes`."""
-    monitor = Monitor(plan_of(plan(phase, steps, cooldown_data)), thresholds or Thresholds())
+    monitor = Monitor(plan_of(plan(phase, steps, cooldown_data, precision)), thresholds or Thresholds())
     found, left = [], sorted(resumes)
     for row in rows:
         if left and row["step"] > left[0]:

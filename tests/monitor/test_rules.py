@@ -132,6 +132,19 @@ def disk_full(rows: Rows, at: int) -> Rows:
     return change(rows, "disk.free_bytes", lambda step, value: GIB * (3.2 - (step > at) - 0.9 * (step // 5 % 2)))
 
 
+near_the_end = plant("vitals.largest", lambda step, value: 5000.0)
+at_the_end = plant("vitals.largest", lambda step, value: 30000.0)
+underflow = plant("vitals.gradient_tiny", lambda step, value: 0.7)
+
+
+def grows_fast(rows: Rows, at: int) -> Rows:
+    """A third in five steps, for as long as there are four powers of two left."""
+    return change(rows, "vitals.largest", lambda step, value: min(4000.0, value * 1.35 ** ((step - at) / 5)), at)
+
+
+FP16 = ("overflow_ahead", "gradient_underflow")
+
+
 FAULTS = [
     (initial_high, "pretrain", "initial_loss", "critical"),
     (initial_low, "pretrain", "initial_loss", "warning"),
@@ -153,6 +166,10 @@ FAULTS = [
     (dead, "sft", "vanishing_gradient", "critical"),
     (scale_gone, "pretrain", "loss_scale", "critical"),
     (scale_skips, "pretrain", "loss_scale", "warning"),
+    (near_the_end, "pretrain", "overflow_ahead", "warning"),
+    (at_the_end, "sft", "overflow_ahead", "critical"),
+    (grows_fast, "pretrain", "overflow_ahead", "warning"),
+    (underflow, "pretrain", "gradient_underflow", "warning"),
     (logits_large, "pretrain", "attention_logits", "warning"),
     (logits_double, "pretrain", "attention_logits", "warning"),
     (spread, "pretrain", "embedding_spread", "warning"),
@@ -176,7 +193,7 @@ FAULTS = [
 def test_planted_fault_is_found_once_and_by_its_rule(fault, phase, rule, level, steps):
     at = steps // 4
     clean = healthy(steps, seed=3, phase=phase)
-    found = trouble(findings(fault(clean, at), steps, phase))
+    found = trouble(findings(fault(clean, at), steps, phase, precision="fp16" if rule in FP16 else None))
     assert names(found) == [rule], "\n".join(map(str, found))
     assert found[0].level == level and found[0].diagnosis.endswith(".") and found[0].fix.endswith(".")
 
@@ -191,14 +208,17 @@ def test_every_fix_and_diagnosis_is_a_sentence():
     """Of all planted faults, with what is only information: no words run together, none cut off."""
     told: dict[str, set[str]] = {}
     steps = 490
-    cases = [(fault(healthy(steps, seed=3, phase=phase), steps // 4), phase) for fault, phase, _, _ in FAULTS]
-    cases += [(fault(healthy(steps, seed=4), steps // 3), "pretrain") for fault in (drift, skipped_once)]
+    cases = [
+        (fault(healthy(steps, seed=3, phase=phase), steps // 4), phase, "fp16" if rule in FP16 else None)
+        for fault, phase, rule, _ in FAULTS
+    ]
+    cases += [(fault(healthy(steps, seed=4), steps // 3), "pretrain", None) for fault in (drift, skipped_once)]
     refused_once = change(healthy(steps, seed=4), "skipped", lambda step, value: 1.0, 200, 200)
     lasting = [change(healthy(steps, seed=8), "loss", lambda step, value: 1.6 * value, 200, 200 + n) for n in (40, 400)]
     flat = change(healthy(1500, seed=10), "loss", lambda step, value: 2.8 + 0.01 * math.sin(step**2), 300)
-    cases += [(rows, "pretrain") for rows in (refused_once, flat, *lasting)]
-    for rows, phase in cases:
-        for finding in findings(rows, int(rows[-1]["step"]), phase):
+    cases += [(rows, "pretrain", None) for rows in (refused_once, flat, *lasting)]
+    for rows, phase, precision in cases:
+        for finding in findings(rows, int(rows[-1]["step"]), phase, precision=precision):
             told.setdefault(finding.rule, set()).update((finding.diagnosis, finding.fix))
     assert set(told) >= set(RULES) - {"resume_spike", "resume_under_report"}
     dotted = {"pretrain", "sft", "model", "tokenizer", "sft_data", "machine"}  # parameters, and machine.yaml
@@ -212,7 +232,16 @@ def test_every_fix_and_diagnosis_is_a_sentence():
 @pytest.mark.parametrize("phase", ["pretrain", "sft"])
 @pytest.mark.parametrize("steps", [490, 1200])
 def test_nothing_is_found_where_nothing_is_planted(phase, steps):
-    assert trouble(findings(healthy(steps, seed=3, phase=phase), steps, phase)) == []
+    for precision in (None, "fp16"):
+        assert trouble(findings(healthy(steps, seed=3, phase=phase), steps, phase, precision=precision)) == []
+
+
+def test_what_overflows_in_fp16_is_far_from_the_end_in_bf16_and_a_way_back_is_no_growth():
+    rows = at_the_end(healthy(490, seed=3), 122)
+    assert trouble(findings(rows, 490, precision="bf16")) == []
+    again = change(healthy(490, seed=3), "vitals.largest", lambda step, value: 300.0)
+    there_and_back = [*again[:300], *change(again[240:300], "vitals.largest", lambda step, value: 400.0)]
+    assert trouble(findings(there_and_back, 490, precision="fp16")) == []
 
 
 @pytest.mark.parametrize("steps", [490, 2000])

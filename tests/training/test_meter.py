@@ -41,6 +41,17 @@ def one_step(meter, clock, data=0.25, work=1.0):
     meter.end_step()
 
 
+def test_a_window_tells_the_arithmetic_of_its_steps_per_second():
+    clock = Clock()
+    meter = Meter(CPU, clock)
+    for windows, pairs in ((2, 20), (1, 40)):
+        for _ in range(windows):
+            meter.count(100, pairs, 3)
+            one_step(meter, clock, work=3.5625)
+        rates = meter.window(lambda tokens, pairs, targets: {"gflops": tokens + 10 * pairs + 1000 * targets})
+        assert rates["gflops"] == (100 + 10 * pairs + 3000) / 4
+
+
 def test_a_window_tells_means_per_step_and_what_each_thing_in_between_took():
     clock = Clock()
     meter = Meter(CPU, clock)

@@ -274,12 +274,15 @@ def test_out_of_memory_in_one_process_of_several_is_explained(monkeypatch, tmp_p
     stepper.world.size, stepper.world.rank = 2, 1
     stepper.settings = dataclasses.replace(spiked.micro.SETTINGS, micro_batch_rows=8)
     stepper.guard, replicas = SimpleNamespace(judged=0), SimpleNamespace(models=[model], model=model, count=1)
-    stepper.backend = SimpleNamespace(replicas=replicas)
-    one = recovery.Recovery(stepper, SimpleNamespace(step=4), None, None, 0)
+    stepper.backend, stepper.optimizer = SimpleNamespace(replicas=replicas), SimpleNamespace(tensors=dict)
+    left: list[tuple[int, set[str]]] = []
+    hooks = SimpleNamespace(on_out_of_memory=lambda step, tensors: left.append((step, set(tensors))))
+    one = recovery.Recovery(stepper, SimpleNamespace(step=4), None, hooks, 0)
     with pytest.raises(
         InputError, match=r"out of memory in step 5 of process 1 of 2 with 8 rows.*1\. micro_batch_tokens: \d+"
     ):
         one.step(None, 0.1)
+    assert left == [(5, {name for name, _ in model.named_parameters()})]
 
 
 def test_other_errors_pass_through(monkeypatch, tmp_path):
