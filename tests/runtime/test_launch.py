@@ -19,6 +19,7 @@ from athanor.base.artifacts import read_json
 from athanor.base.errors import ParamsError
 from athanor.runtime import launch, presets
 from athanor.runtime.machine import Launch, machine
+from tests.runtime.nodes import two_nodes  # noqa: F401
 from tests.runtime.view import ROOT
 
 LIMIT = 150.0  # s for what takes 10 on an idle machine
@@ -220,33 +221,6 @@ def test_an_error_of_the_stage_is_told_once_and_has_status_1(work):
     (work / "models/tokenizer/manifest.json").unlink()
     assert finish(begin(work, ATHANOR_LAUNCH="processes=2"), work) == 1
     assert "Traceback" not in (work / "log.txt").read_text()
-
-
-@pytest.fixture
-def two_nodes():
-    """Network namespaces joined by a cable: a name and an address each."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("network namespaces need root and iproute2")
-    names = [f"athanor-{os.getpid()}-{number}" for number in (0, 1)]
-    ends = [f"ath{os.getpid() % 100000}{side}" for side in "ab"]
-
-    def ip(*arguments):
-        return subprocess.run(["ip", *arguments], capture_output=True, text=True)
-
-    try:
-        if ip("netns", "add", names[0]).returncode or ip("netns", "add", names[1]).returncode:
-            pytest.skip("this machine does not allow network namespaces")
-        if ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1]).returncode:
-            pytest.skip("this machine has no veth devices")
-        for number, (name, end) in enumerate(zip(names, ends, strict=True)):
-            ip("link", "set", end, "netns", name)
-            for command in (f"addr add 10.77.0.{number + 1}/24 dev {end}", f"link set {end} up", "link set lo up"):
-                done = ip("-n", name, *command.split())
-                assert done.returncode == 0, done.stderr
-        yield [(name, end, f"10.77.0.{number + 1}") for number, (name, end) in enumerate(zip(names, ends, strict=True))]
-    finally:
-        for name in names:
-            ip("netns", "del", name)
 
 
 def test_two_nodes_give_the_metrics_of_one_process(work, alone, inputs, tmp_path, two_nodes):
