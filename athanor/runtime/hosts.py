@@ -46,7 +46,7 @@ class Others:
                 raise InputError(
                     f"cannot start {words[0]} ({error.strerror})",
                     where="machine.launch.through",
-                    fix="install it, or start the same command on each node by hand (docs/cluster.md)",
+                    fix="install it, or start the same command on each node by hand (docs/scale-out.md)",
                 ) from None
 
     def lost(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import shutil
@@ -17,7 +18,7 @@ from ruamel.yaml import YAML
 
 from athanor.base.artifacts import read_json
 from athanor.base.errors import ParamsError
-from athanor.runtime import launch, presets
+from athanor.runtime import hosts, launch, presets
 from athanor.runtime.machine import Launch, machine
 from tests.runtime.nodes import two_nodes  # noqa: F401
 from tests.runtime.view import ROOT
@@ -239,6 +240,83 @@ def test_two_nodes_give_the_metrics_of_one_process(work, alone, inputs, tmp_path
     check(work, alone)
     left = ("metrics", "plots", "models/base", ".athanor/runs", ".athanor/slots")
     assert not any((other / name).exists() for name in left)
+
+
+SSH = """#!/bin/sh
+# A stand-in for sshd: a host is a network namespace, and knows nothing of the caller's environment.
+while [ "${1#-}" != "$1" ]; do shift 2; done
+host=$1; shift
+exec env -i HOME="$HOME" PATH="$PATH" ip netns exec "$host" sh -c "$*"
+"""
+
+
+@pytest.fixture
+def by_ssh(two_nodes, tmp_path):
+    """How a launcher on node 0 starts node 1: the command's beginning, and what its environment says."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/ssh").write_text(SSH)
+    (tmp_path / "bin/ssh").chmod(0o755)
+    (node, _, address), (other, _, _) = two_nodes
+    asked = f"processes=1 hosts={other} endpoint={address}:29419 wait_s=100"
+    return ("ip", "netns", "exec", node), {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "ATHANOR_LAUNCH": asked}
+
+
+def test_a_host_is_started_by_ssh_and_gives_the_metrics_of_one_process(work, alone, by_ssh):
+    """In one folder, as on a shared file system."""
+    assert finish(begin(work, *by_ssh[0], **by_ssh[1]), work) == 0, (work / "log.txt").read_text()
+    check(work, alone)
+    assert not members(work)
+
+
+def test_signals_reach_a_host_and_no_process_of_it_outlives_node_0(inputs, alone, tmp_path, by_ssh):
+    work = checkout(inputs, tmp_path / "long", LONG)
+    process = begin(work, *by_ssh[0], **by_ssh[1])
+    until(lambda: rows(work) > 0, process, work)
+    assert len(members(work)) == 2
+    process.send_signal(signal.SIGTERM)
+    assert finish(process, work) == 75 and not members(work), (work / "log.txt").read_text()
+
+    before = rows(work)
+    process = begin(work, *by_ssh[0], **by_ssh[1])
+    until(lambda: rows(work) > before, process, work)
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + LIMIT
+    while members(work) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not members(work)
+    assert finish(begin(work), work) == 0, (work / "log.txt").read_text()
+    check(work, alone)
+
+
+def test_a_host_that_cannot_be_reached_ends_the_stage_at_once(work, tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/ssh").write_text("#!/bin/sh\nexit 255\n")
+    (tmp_path / "bin/ssh").chmod(0o755)
+    wanted = {"ATHANOR_LAUNCH": "hosts=b endpoint=127.0.0.1:29421", "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    assert finish(begin(work, **wanted), work) == 1
+    log = (work / "log.txt").read_text()
+    assert "node 1 (b) cannot be reached by ssh" in log and "killed" not in log and not members(work)
+
+
+def test_what_a_host_is_told(monkeypatch):
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    monkeypatch.setenv("ATHANOR_LAUNCH", "hosts='b c'")
+    monkeypatch.setenv("SECRET_TOKEN", "x")
+    settings = launch.meeting_place(Launch(processes=8, hosts=("me@b", "c"), endpoint="a:1", args=("--x", "--y")))
+    assert settings.nodes == 3
+    *_, host, command = hosts.shell(settings, "stages.sft", 2, "c")
+    assert host == "c" and "NCCL_DEBUG=WARN" in command and "SECRET" not in command
+    assert "ATHANOR_LAUNCH_NODE_RANK=2" in command and "-u DVC_STAGE" in command and "hosts" not in command
+    srun = hosts.shell(dataclasses.replace(settings, through="srun"), "stages.sft", 1, "b")
+    assert srun[0] == "srun" and "--nodelist=b" in srun and srun[-1].endswith("-m stages.sft")
+
+
+def test_settings_come_back_from_their_text(monkeypatch, tmp_path):
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+    wanted = Launch(4, 3, "a:1", ("b", "c"), "srun", 0.5 + 1, 600.0, ("--x=1", "--y"))
+    monkeypatch.setenv("ATHANOR_LAUNCH", wanted.as_text())
+    assert machine().launch == wanted
 
 
 def test_what_torchrun_is_told(monkeypatch):

@@ -10,7 +10,7 @@ check   meets as a training would; names a rank that does not come or is silent,
 repro   athanor repro here, with its training on --hosts as well, by ssh; machine.yaml may say so for good
 slurm   a job script for sbatch, to the screen or into FILE: a chain of jobs that goes on where the last one ended
 
-What of the machine.yaml's launch is not named here holds. docs/cluster.md tells it from the beginning.
+What of the machine.yaml's launch is not named here holds. docs/scale-out.md tells it from the beginning.
 """
 
 from __future__ import annotations
