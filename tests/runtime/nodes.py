@@ -8,6 +8,13 @@ import subprocess
 
 import pytest
 
+SSH = """#!/bin/sh
+# A stand-in for sshd: a host is a network namespace, and knows nothing of the caller's environment.
+while [ "${1#-}" != "$1" ]; do shift 2; done
+host=$1; shift
+exec env -i HOME="$HOME" PATH="$PATH" ip netns exec "$host" sh -c "$*"
+"""
+
 
 def ip(*arguments):
     return subprocess.run(["ip", *arguments], capture_output=True, text=True)
@@ -34,3 +41,14 @@ def two_nodes():
     finally:
         for name in names:
             ip("netns", "del", name)
+
+
+@pytest.fixture
+def by_ssh(two_nodes, tmp_path):
+    """How a launcher on node 0 starts node 1: the command's beginning, and what its environment says."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/ssh").write_text(SSH)
+    (tmp_path / "bin/ssh").chmod(0o755)
+    (node, _, address), (other, _, _) = two_nodes
+    asked = f"processes=1 hosts={other} endpoint={address}:29419 wait_s=100"
+    return ("ip", "netns", "exec", node), {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "ATHANOR_LAUNCH": asked}

@@ -20,7 +20,7 @@ from athanor.base.artifacts import read_json
 from athanor.base.errors import ParamsError
 from athanor.runtime import hosts, launch, presets
 from athanor.runtime.machine import Launch, machine
-from tests.runtime.nodes import two_nodes  # noqa: F401
+from tests.runtime.nodes import by_ssh, two_nodes  # noqa: F401
 from tests.runtime.view import ROOT
 
 LIMIT = 150.0  # s for what takes 10 on an idle machine
@@ -240,25 +240,6 @@ def test_two_nodes_give_the_metrics_of_one_process(work, alone, inputs, tmp_path
     check(work, alone)
     left = ("metrics", "plots", "models/base", ".athanor/runs", ".athanor/slots")
     assert not any((other / name).exists() for name in left)
-
-
-SSH = """#!/bin/sh
-# A stand-in for sshd: a host is a network namespace, and knows nothing of the caller's environment.
-while [ "${1#-}" != "$1" ]; do shift 2; done
-host=$1; shift
-exec env -i HOME="$HOME" PATH="$PATH" ip netns exec "$host" sh -c "$*"
-"""
-
-
-@pytest.fixture
-def by_ssh(two_nodes, tmp_path):
-    """How a launcher on node 0 starts node 1: the command's beginning, and what its environment says."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/ssh").write_text(SSH)
-    (tmp_path / "bin/ssh").chmod(0o755)
-    (node, _, address), (other, _, _) = two_nodes
-    asked = f"processes=1 hosts={other} endpoint={address}:29419 wait_s=100"
-    return ("ip", "netns", "exec", node), {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "ATHANOR_LAUNCH": asked}
 
 
 def test_a_host_is_started_by_ssh_and_gives_the_metrics_of_one_process(work, alone, by_ssh):
