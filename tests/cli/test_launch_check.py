@@ -37,7 +37,8 @@ def begin_on(nodes, folder, *arguments):
 def throttle(node, rate):
     name, end, _ = node
     command = ["tc", "qdisc", "add", "dev", end, "root", "tbf", "rate", rate, "burst", "32kbit", "latency", "400ms"]
-    done = subprocess.run(["ip", "netns", "exec", name, *command], capture_output=True, text=True)
+    env = {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}  # a user's may lack these
+    done = subprocess.run(["ip", "netns", "exec", name, *command], env=env, capture_output=True, text=True)
     if done.returncode:
         pytest.skip(f"this kernel cannot slow a link down: {done.stderr}")
 

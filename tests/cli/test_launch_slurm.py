@@ -21,6 +21,7 @@ from tests.e2e.clone import commit, environment, make_clone
 
 GOLDEN = Path(__file__).with_name("golden")
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "scontrol")
+PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"  # a user's may lack these
 LIMIT = 600.0  # s for what takes a third of it
 TOKENS = 1_499_136  # that take a minute
 
@@ -124,19 +125,24 @@ PartitionName=main Nodes=n0,n1 Default=YES MaxTime=INFINITE State=UP
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     """A Slurm of two nodes on this machine; yields the environment of its users."""
-    if os.geteuid() != 0 or not all(map(shutil.which, PROGRAMS)):
+    if os.geteuid() != 0 or not all(shutil.which(name, path=PATH) for name in PROGRAMS):
         pytest.skip("needs root and Slurm (apt install slurmctld slurmd slurm-client)")
     root = tmp_path_factory.mktemp("slurm")
     for name in ("state", "spool-n0", "spool-n1"):
         (root / name).mkdir()
     (root / "slurm.conf").write_text(CONF.format(root=root, cores=os.cpu_count()))
-    env = environment(SLURM_CONF=str(root / "slurm.conf"), ATHANOR_TRACKING="off", ATHANOR_THREADS="1")
+    env = environment(
+        PATH=f"{Path(sys.executable).parent}:{PATH}",
+        SLURM_CONF=str(root / "slurm.conf"),
+        ATHANOR_TRACKING="off",
+        ATHANOR_THREADS="1",
+    )
     commands = [["slurmctld", "-D"], ["slurmd", "-D", "-N", "n0"], ["slurmd", "-D", "-N", "n1"]]
     with open(root / "log.txt", "w") as log:
         daemons = [subprocess.Popen(command, env=env, stdout=log, stderr=log) for command in commands]
     try:
         deadline = time.monotonic() + 60
-        while "idle" not in asked(env, "sinfo", "-h", "-o", "%t") or "unk" in asked(env, "sinfo", "-h", "-o", "%t"):
+        while asked(env, "sinfo", "-h", "-o", "%t").split() != ["idle"]:  # both, and with an answer
             assert time.monotonic() < deadline, (root / "log.txt").read_text()
             time.sleep(0.5)
         yield env
@@ -154,7 +160,8 @@ def asked(env, *command):
 
 def submit(clone, env, *words):
     """The end of a chain: what its jobs said, one text for each start."""
-    clone.run(sys.executable, "-m", "athanor", "launch", "slurm", "job.sh", *words, **env)
+    command = [sys.executable, "-m", "athanor", "launch", "slurm", "job.sh", *words]
+    subprocess.run(command, cwd=clone.path, env=env, check=True)
     subprocess.run(["sbatch", "job.sh"], cwd=clone.path, env=env, check=True)
     deadline = time.monotonic() + LIMIT
     while asked(env, "squeue", "-h"):
