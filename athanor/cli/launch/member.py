@@ -24,6 +24,7 @@ from athanor.cli.launch.measure import all_reduce, pairs
 from athanor.cli.launch.meeting import Meeting
 from athanor.runtime import launch
 from athanor.runtime.facts import git
+from athanor.runtime.lifetime import end_with
 from athanor.runtime.machine import machine
 from athanor.runtime.terminal import say
 from athanor.training.world import init_world
@@ -31,7 +32,7 @@ from athanor.training.world import init_world
 REPORT = "ATHANOR_CHECK_REPORT"
 WITHOUT_P2P = "NCCL_P2P_DISABLE"
 TIMEOUT = 60.0  # s for one transfer
-CHILD_SECONDS = 180.0
+CHILD_SECONDS = 120.0
 
 
 def facts(device: torch.device) -> dict[str, Any]:
@@ -119,7 +120,7 @@ def work() -> None:
     found["without_p2p"] = []
     if on_gpu and len(nodes) < len(ranks) and WITHOUT_P2P not in os.environ:
         found["without_p2p"] = _without_p2p()
-    meeting.arrive("the end", CHILD_SECONDS)
+    meeting.arrive("the end", CHILD_SECONDS + TIMEOUT)
     meeting.leave()
     if launch.is_main():
         write_json(Path(os.environ[REPORT]), found)
@@ -130,24 +131,32 @@ def _without_p2p() -> list[dict[str, float]]:
     path = Path(f"{os.environ.get(REPORT, '')}.{os.environ['RANK']}")
     more = {WITHOUT_P2P: "1", REPORT: str(path), "TORCHELASTIC_RESTART_COUNT": "1"}  # other names in the same store
     command = [sys.executable, "-m", "athanor.cli.launch.member", "all-reduce"]
-    done = subprocess.run(command, env={**os.environ, **more}, timeout=CHILD_SECONDS)
-    rows = read_json(path)["rows"] if launch.is_main() and not done.returncode else []
+    try:
+        status = subprocess.run(command, env={**os.environ, **more}, timeout=CHILD_SECONDS).returncode
+    except subprocess.TimeoutExpired:
+        status = 1
+    rows = read_json(path)["rows"] if launch.is_main() and not status else []
     path.unlink(missing_ok=True)
     return rows
 
 
-def all_reduce_only() -> None:
+def all_reduce_only() -> int:
+    end_with(os.getppid(), 1.0)
     local = machine()
-    world = init_world("ddp", device=local.device, timeout_s=TIMEOUT, main=launch.is_main())
-    rows = all_reduce(world, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    try:
+        world = init_world("ddp", device=local.device, timeout_s=TIMEOUT, main=launch.is_main())
+        rows = all_reduce(world, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:
+        say(f"check: nothing measured with {WITHOUT_P2P}=1 ({str(error).splitlines()[0]:.100})")
+        return 1
     if world.main:
         write_json(Path(os.environ[REPORT]), {"rows": rows})
+    return 0
 
 
 def main() -> int:
     if sys.argv[1:]:
-        all_reduce_only()
-        return 0
+        return all_reduce_only()
     launch.register()
     status = launch.CRASHED
     try:

@@ -29,8 +29,8 @@ set -m
 work=$!
 set +m
 time_is_over=
-trap 'time_is_over=1; kill -INT -- -$work' USR1
-trap 'kill -INT -- -$work' TERM
+trap 'time_is_over=1; kill -INT -- -$work 2>/dev/null' USR1
+trap 'kill -INT -- -$work 2>/dev/null' TERM
 while :; do
     wait "$work"
     status=$?
