@@ -42,7 +42,7 @@ class Others:
             try:
                 self.shells[number] = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)
             except OSError as error:
-                self._end(0.0)
+                self.end(0.0)
                 raise InputError(
                     f"cannot start {words[0]} ({error.strerror})",
                     where="machine.launch.through",
@@ -64,9 +64,10 @@ class Others:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._end(END_SECONDS if kind is None else 0.0)
+        self.end(END_SECONDS if kind is None else 0.0)
 
-    def _end(self, patience: float) -> None:
+    def end(self, patience: float) -> None:
+        """Wait so many seconds for all to end by themselves, then end them."""
         deadline = time.monotonic() + patience
         while any(one.poll() is None for one in self.shells.values()) and time.monotonic() < deadline:
             time.sleep(0.05)

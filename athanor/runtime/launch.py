@@ -42,8 +42,10 @@ from athanor.runtime.machine import Launch, anchor, machine
 from athanor.runtime.terminal import say, stop_signals
 
 FOLDER, NODE_RANK, PIPE = "ATHANOR_LAUNCHED", "ATHANOR_LAUNCH_NODE_RANK", "ATHANOR_LAUNCH_PIPE"
+AGENT = "ATHANOR_LAUNCH_AGENT"  # the number of torchrun's process
 POLL = 0.2  # s
 GRACE = 30.0  # s; torchrun's own, too
+TOLD = 3  # of the agent: it has said why the nodes did not meet
 STOPPED, CRASHED = 75, 70  # statuses that members report, besides 0 and 1
 
 
@@ -190,7 +192,7 @@ def _wait(stage: str, agent: subprocess.Popen, folder: Path, others: hosts.Other
     try:
         while (status := agent.poll()) is None:
             time.sleep(POLL)
-            if others and not lost and (lost := others.lost()):
+            if others and not (lost or received) and (lost := others.lost()):
                 # Its neighbours notice it by their connections, and have something to tell; not before they have met.
                 say(f"{stage}: {lost}")
                 give_up = time.monotonic() + (GRACE if any(folder.glob("*.pid")) else 0.0)
@@ -202,6 +204,8 @@ def _wait(stage: str, agent: subprocess.Popen, folder: Path, others: hosts.Other
             members = {path.stem: int(path.read_text()) for path in folder.glob("*.pid")}
             if not members and "agent" not in signalled:  # still waiting for other nodes, or importing: nothing to save
                 signalled.add("agent")
+                if others:
+                    others.end(0.0)  # before they miss this node, and take it for a fault
                 agent.terminate()
             # One that has reported its status may be gone, and its process id another process's.
             for name in members.keys() - signalled - {path.stem for path in folder.glob("*.status")}:
@@ -217,7 +221,7 @@ def _wait(stage: str, agent: subprocess.Popen, folder: Path, others: hosts.Other
         return STOPPED if STOPPED in statuses else 0
     if received and statuses <= {0, STOPPED}:
         return STOPPED
-    if lost and not without_status:
+    if status == TOLD or (lost and not without_status):
         return 1
     if without_status or not statuses:
         subject = (
@@ -237,7 +241,7 @@ def register() -> None:
         return
     folder = Path(os.environ[FOLDER])
     write_text(folder / f"{os.environ['LOCAL_RANK']}.pid", str(os.getpid()))
-    end_with(os.getppid(), POLL)
+    end_with(int(os.environ[AGENT]), POLL)  # not with its parent now: the agent may have ended by this time
 
 
 def report_status(status: int) -> int:
@@ -275,6 +279,7 @@ def _end_with_launcher(pipe: int) -> None:
 def agent(argv: Sequence[str]) -> int:
     """Run torchrun without its messages about failures that the members have reported themselves."""
     _end_with_launcher(int(os.environ[PIPE]))
+    os.environ[AGENT] = str(os.getpid())
     logging.disable(logging.CRITICAL)
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -289,7 +294,7 @@ def agent(argv: Sequence[str]) -> int:
     except RendezvousError as error:
         what = f"the nodes did not come together ({type(error).__name__}: {error})"
         say(str(InputError(what, where="launch", fix="start the same command on every node")))
-        return 1
+        return TOLD
     return 0
 
 

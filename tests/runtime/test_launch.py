@@ -257,6 +257,11 @@ def test_signals_reach_a_host_and_no_process_of_it_outlives_node_0(inputs, alone
     process.send_signal(signal.SIGTERM)
     assert finish(process, work) == 75 and not members(work), (work / "log.txt").read_text()
 
+    process = begin(work, *by_ssh[0], **by_ssh[1])
+    until(lambda: members(work), process, work)  # but they have not met
+    process.send_signal(signal.SIGTERM)
+    assert finish(process, work) == 75 and "killed" not in (work / "log.txt").read_text()
+
     before = rows(work)
     process = begin(work, *by_ssh[0], **by_ssh[1])
     until(lambda: rows(work) > before, process, work)
