@@ -42,6 +42,7 @@ COMMANDS = {  # name: arguments, what it does
     "stop": ("[--wait S]", "have the stages that run save and end"),
     "save": ("[--wait S]", "have a training that runs write a checkpoint, and go on"),
     "profile": ("[--steps N]", "which operations take the time of a training that runs"),
+    "launch": ("check | repro | slurm", "training on several machines: links, ssh, a job script"),
     "container": ("build | run [--chip C]", "the docker or podman command for this chip"),
     "doctor": ("[--fix] [--deep] [--json]", "what crashes left behind, what the machine lacks"),
     "explain": ("[LOG] [--bundle]", "what a failure means, and what to type"),
@@ -62,6 +63,7 @@ MODULE_NAMES = {  # modules that have another name than their command
     "ship": "athanor.runtime.ship",
     "save": "athanor.cli.stop",
     "doctor": "athanor.cli.doctor.main",
+    "launch": "athanor.cli.launch.main",
     "deps": "athanor.runtime.closure",
 }
 

@@ -17,7 +17,9 @@ torchrun may also be started by hand: then the members are on their own.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
+import math
 import os
 import platform
 import shutil
@@ -33,13 +35,17 @@ from typing import NoReturn
 
 from athanor.base.artifacts import write_text
 from athanor.base.errors import InputError, ParamsError
+from athanor.runtime import hosts
 from athanor.runtime.lifetime import end_with, record_death
 from athanor.runtime.locks import process_exists
 from athanor.runtime.machine import Launch, anchor, machine
 from athanor.runtime.terminal import say, stop_signals
 
 FOLDER, NODE_RANK, PIPE = "ATHANOR_LAUNCHED", "ATHANOR_LAUNCH_NODE_RANK", "ATHANOR_LAUNCH_PIPE"
+AGENT = "ATHANOR_LAUNCH_AGENT"  # the number of torchrun's process
 POLL = 0.2  # s
+GRACE = 30.0  # s; torchrun's own, too
+TOLD = 3  # of the agent: it has said why the nodes did not meet
 STOPPED, CRASHED = 75, 70  # statuses that members report, besides 0 and 1
 
 
@@ -68,29 +74,58 @@ def node_rank(environment: Mapping[str, str]) -> int:
     return 0
 
 
-def launch(stage: str, module: str) -> int | None:
-    """The exit status of a stage that ran in several processes; None where this process is to do the work."""
+def launch(stage: str, module: str, settings: Launch | None = None) -> int | None:
+    """The exit status of a stage that ran in several processes; None where this process is to do the work.
+
+    `settings` replaces those of the machine. Processes on `hosts` run the module of the same name.
+    """
     if is_member() or "RANK" in os.environ:
         return None
     local = machine()
-    processes = local.launch.processes or accelerators()
-    if processes * local.launch.nodes < 2:
+    settings = meeting_place(settings or local.launch)
+    processes = settings.processes or accelerators()
+    if processes * settings.nodes < 2:
         return None
+    hosts.end_with_node_0()
     folder = _folder(anchor() / ".athanor" / "launch")
     read, write = os.pipe()
     try:
         threads = max(1, local.threads // processes)
         environment = {**os.environ, FOLDER: str(folder), PIPE: str(read), "ATHANOR_THREADS": str(threads)}
+        environment["ATHANOR_LAUNCH"] = settings.as_text()
         environment.setdefault("OMP_NUM_THREADS", "1")
-        argv = arguments(stage, module, local.launch, processes)
+        argv = arguments(stage, module, settings, processes)
+        if settings.nodes > 1 and (name := hosts.interface_of(own_address(settings.endpoint))):
+            # gloo asks for the address of the host's name, which Debian's /etc/hosts calls 127.0.1.1.
+            environment.setdefault("GLOO_SOCKET_IFNAME", name)
         command = [sys.executable, "-m", "athanor.runtime.launch", *argv]
-        # In a session of its own: Ctrl-C reaches the launcher, which passes it on once.
-        agent = subprocess.Popen(command, env=environment, start_new_session=True, pass_fds=[read])
-        return _wait(stage, agent, folder)
+        with hosts.Others(settings, module) as others:
+            # In a session of its own: Ctrl-C reaches the launcher, which passes it on once.
+            agent = subprocess.Popen(command, env=environment, start_new_session=True, pass_fds=[read])
+            return _wait(stage, agent, folder, others)
     finally:
         os.close(read)
         os.close(write)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def meeting_place(settings: Launch) -> Launch:
+    """The settings with the number of nodes and the endpoint that follow from `hosts`."""
+    if not settings.hosts:
+        return settings
+    if settings.endpoint:
+        endpoint = settings.endpoint
+    else:
+        # Any port by which the others can be asked for: what is wanted is this machine's address on the way there.
+        address, port = own_address(f"{settings.hosts[0].rpartition('@')[2]}:22"), free_port()
+        endpoint = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    return dataclasses.replace(settings, nodes=1 + len(settings.hosts), endpoint=endpoint)
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("", 0))
+        return int(free.getsockname()[1])
 
 
 def _folder(home: Path) -> Path:
@@ -118,7 +153,7 @@ def arguments(stage: str, module: str, settings: Launch, processes: int) -> list
         rendezvous += [f"--rdzv-id=athanor-{stage}", f"--node-rank={node_rank(os.environ)}"]
         seconds = int(settings.wait_s)
         rendezvous += [f"--rdzv-conf=join_timeout={seconds},is_host={int(node_rank(os.environ) == 0)}"]
-        rendezvous += [f"--local-addr={_own_address(settings.endpoint)}"]
+        rendezvous += [f"--local-addr={own_address(settings.endpoint)}"]
     else:
         raise ParamsError(
             f"{settings.nodes} nodes need a place to meet",
@@ -128,7 +163,7 @@ def arguments(stage: str, module: str, settings: Launch, processes: int) -> list
     return [*rendezvous, f"--nproc-per-node={processes}", "--max-restarts=0", *settings.args, "-m", module]
 
 
-def _own_address(endpoint: str) -> str:
+def own_address(endpoint: str) -> str:
     """This node's address as others can reach it: host names of clusters do not always resolve."""
     host, _, port = endpoint.rpartition(":")
     try:
@@ -148,19 +183,29 @@ def accelerators() -> int:
     return max(1, torch.cuda.device_count())
 
 
-def _wait(stage: str, agent: subprocess.Popen, folder: Path) -> int:
+def _wait(stage: str, agent: subprocess.Popen, folder: Path, others: hosts.Others | None = None) -> int:
     """Pass signals on to the members of this node until the agent has ended; the stage's exit status."""
     received: list[int] = []
+    lost, give_up = "", math.inf
     signalled: set[str] = set()
     handlers = {number: signal.signal(number, lambda number, _: received.append(number)) for number in stop_signals()}
     try:
         while (status := agent.poll()) is None:
             time.sleep(POLL)
+            if others and not (lost or received) and (lost := others.lost()):
+                # Its neighbours notice it by their connections, and have something to tell; not before they have met.
+                say(f"{stage}: {lost}")
+                give_up = time.monotonic() + (GRACE if any(folder.glob("*.pid")) else 0.0)
+            if time.monotonic() > give_up:
+                agent.terminate()
+                give_up = math.inf
             if not received:
                 continue
             members = {path.stem: int(path.read_text()) for path in folder.glob("*.pid")}
             if not members and "agent" not in signalled:  # still waiting for other nodes, or importing: nothing to save
                 signalled.add("agent")
+                if others:
+                    others.end(0.0)  # before they miss this node, and take it for a fault
                 agent.terminate()
             # One that has reported its status may be gone, and its process id another process's.
             for name in members.keys() - signalled - {path.stem for path in folder.glob("*.status")}:
@@ -176,6 +221,8 @@ def _wait(stage: str, agent: subprocess.Popen, folder: Path) -> int:
         return STOPPED if STOPPED in statuses else 0
     if received and statuses <= {0, STOPPED}:
         return STOPPED
+    if status == TOLD or (lost and not without_status):
+        return 1
     if without_status or not statuses:
         subject = (
             f"process {', '.join(sorted(without_status))} of this node was" if without_status else "all processes were"
@@ -194,7 +241,7 @@ def register() -> None:
         return
     folder = Path(os.environ[FOLDER])
     write_text(folder / f"{os.environ['LOCAL_RANK']}.pid", str(os.getpid()))
-    end_with(os.getppid(), POLL)
+    end_with(int(os.environ[AGENT]), POLL)  # not with its parent now: the agent may have ended by this time
 
 
 def report_status(status: int) -> int:
@@ -232,12 +279,14 @@ def _end_with_launcher(pipe: int) -> None:
 def agent(argv: Sequence[str]) -> int:
     """Run torchrun without its messages about failures that the members have reported themselves."""
     _end_with_launcher(int(os.environ[PIPE]))
+    os.environ[AGENT] = str(os.getpid())
     logging.disable(logging.CRITICAL)
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.run import main
 
+    hosts.tell_who_is_missing(argv)
     try:
         main(list(argv))
     except (ChildFailedError, SignalException):
@@ -245,7 +294,7 @@ def agent(argv: Sequence[str]) -> int:
     except RendezvousError as error:
         what = f"the nodes did not come together ({type(error).__name__}: {error})"
         say(str(InputError(what, where="launch", fix="start the same command on every node")))
-        return 1
+        return TOLD
     return 0
 
 

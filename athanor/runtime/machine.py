@@ -24,7 +24,9 @@ class Launch:
 
     processes: on each node, 0 for one per accelerator.
     nodes: machines that take part; the same command is started on each.
-    endpoint: host:port of node 0, where several nodes meet.
+    endpoint: host:port of node 0, where several nodes meet; with `hosts` it is found.
+    hosts: the machines beside this one, which is node 0: a stage starts its processes there as well.
+    through: how it does: by ssh, or by srun inside of a Slurm job.
     wait_s: how long a node waits for the others at the start.
     timeout_s: how long a process waits for another one in the middle of a step before it gives up.
     args: further arguments for torchrun.
@@ -33,9 +35,24 @@ class Launch:
     processes: int = param(min=0, max=1024, default=1)
     nodes: int = param(min=1, max=65536, default=1)
     endpoint: str = ""
+    hosts: tuple[str, ...] = ()
+    through: str = param(choices=("ssh", "srun"), default="ssh")
     wait_s: float = param(min=1, default=600.0)
     timeout_s: float = param(min=1, default=600.0)
     args: tuple[str, ...] = ()
+
+    def as_text(self) -> str:
+        """The settings as ATHANOR_LAUNCH has them."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        texts = {key: " ".join(value) if isinstance(value, tuple) else str(value) for key, value in values.items()}
+        return " ".join(f"{key}={shlex.quote(text)}" for key, text in texts.items() if text)
+
+
+def _launch_value(key: str, text: str) -> Any:
+    default = getattr(Launch, key, "")
+    if isinstance(default, tuple):
+        return text.split()
+    return int(text) if text.isdigit() else float(text) if isinstance(default, float) else text
 
 
 @dataclass(frozen=True)
@@ -128,7 +145,7 @@ def machine() -> Machine:
         try:
             if kind is Launch:
                 pairs = [setting.split("=", 1) for setting in shlex.split(text)]
-                values[field.name] = {key: int(value) if value.isdigit() else value for key, value in pairs}
+                values[field.name] = {key: _launch_value(key, value) for key, value in pairs}
             else:
                 values[field.name] = text.split() if kind is tuple else kind(text)
         except ValueError:

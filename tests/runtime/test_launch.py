@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import shutil
@@ -17,8 +18,9 @@ from ruamel.yaml import YAML
 
 from athanor.base.artifacts import read_json
 from athanor.base.errors import ParamsError
-from athanor.runtime import launch, presets
+from athanor.runtime import hosts, launch, presets
 from athanor.runtime.machine import Launch, machine
+from tests.runtime.nodes import by_ssh, two_nodes  # noqa: F401
 from tests.runtime.view import ROOT
 
 LIMIT = 150.0  # s for what takes 10 on an idle machine
@@ -222,33 +224,6 @@ def test_an_error_of_the_stage_is_told_once_and_has_status_1(work):
     assert "Traceback" not in (work / "log.txt").read_text()
 
 
-@pytest.fixture
-def two_nodes():
-    """Network namespaces joined by a cable: a name and an address each."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("network namespaces need root and iproute2")
-    names = [f"athanor-{os.getpid()}-{number}" for number in (0, 1)]
-    ends = [f"ath{os.getpid() % 100000}{side}" for side in "ab"]
-
-    def ip(*arguments):
-        return subprocess.run(["ip", *arguments], capture_output=True, text=True)
-
-    try:
-        if ip("netns", "add", names[0]).returncode or ip("netns", "add", names[1]).returncode:
-            pytest.skip("this machine does not allow network namespaces")
-        if ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1]).returncode:
-            pytest.skip("this machine has no veth devices")
-        for number, (name, end) in enumerate(zip(names, ends, strict=True)):
-            ip("link", "set", end, "netns", name)
-            for command in (f"addr add 10.77.0.{number + 1}/24 dev {end}", f"link set {end} up", "link set lo up"):
-                done = ip("-n", name, *command.split())
-                assert done.returncode == 0, done.stderr
-        yield [(name, end, f"10.77.0.{number + 1}") for number, (name, end) in enumerate(zip(names, ends, strict=True))]
-    finally:
-        for name in names:
-            ip("netns", "del", name)
-
-
 def test_two_nodes_give_the_metrics_of_one_process(work, alone, inputs, tmp_path, two_nodes):
     other = checkout(inputs, tmp_path / "other", SHORT)  # as on a disk of its own
     running = []
@@ -265,6 +240,69 @@ def test_two_nodes_give_the_metrics_of_one_process(work, alone, inputs, tmp_path
     check(work, alone)
     left = ("metrics", "plots", "models/base", ".athanor/runs", ".athanor/slots")
     assert not any((other / name).exists() for name in left)
+
+
+def test_a_host_is_started_by_ssh_and_gives_the_metrics_of_one_process(work, alone, by_ssh):
+    """In one folder, as on a shared file system."""
+    assert finish(begin(work, *by_ssh[0], **by_ssh[1]), work) == 0, (work / "log.txt").read_text()
+    check(work, alone)
+    assert not members(work)
+
+
+def test_signals_reach_a_host_and_no_process_of_it_outlives_node_0(inputs, alone, tmp_path, by_ssh):
+    work = checkout(inputs, tmp_path / "long", LONG)
+    process = begin(work, *by_ssh[0], **by_ssh[1])
+    until(lambda: rows(work) > 0, process, work)
+    assert len(members(work)) == 2
+    process.send_signal(signal.SIGTERM)
+    assert finish(process, work) == 75 and not members(work), (work / "log.txt").read_text()
+
+    process = begin(work, *by_ssh[0], **by_ssh[1])
+    until(lambda: members(work), process, work)  # but they have not met
+    process.send_signal(signal.SIGTERM)
+    assert finish(process, work) == 75 and "killed" not in (work / "log.txt").read_text()
+
+    before = rows(work)
+    process = begin(work, *by_ssh[0], **by_ssh[1])
+    until(lambda: rows(work) > before, process, work)
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + LIMIT
+    while members(work) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not members(work)
+    assert finish(begin(work), work) == 0, (work / "log.txt").read_text()
+    check(work, alone)
+
+
+def test_a_host_that_cannot_be_reached_ends_the_stage_at_once(work, tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/ssh").write_text("#!/bin/sh\nexit 255\n")
+    (tmp_path / "bin/ssh").chmod(0o755)
+    wanted = {"ATHANOR_LAUNCH": "hosts=b endpoint=127.0.0.1:29421", "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    assert finish(begin(work, **wanted), work) == 1
+    log = (work / "log.txt").read_text()
+    assert "node 1 (b) cannot be reached by ssh" in log and "killed" not in log and not members(work)
+
+
+def test_what_a_host_is_told(monkeypatch):
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    monkeypatch.setenv("ATHANOR_LAUNCH", "hosts='b c'")
+    monkeypatch.setenv("SECRET_TOKEN", "x")
+    settings = launch.meeting_place(Launch(processes=8, hosts=("me@b", "c"), endpoint="a:1", args=("--x", "--y")))
+    assert settings.nodes == 3
+    *_, host, command = hosts.shell(settings, "stages.sft", 2, "c")
+    assert host == "c" and "NCCL_DEBUG=WARN" in command and "SECRET" not in command
+    assert "ATHANOR_LAUNCH_NODE_RANK=2" in command and "-u DVC_STAGE" in command and "hosts" not in command
+    srun = hosts.shell(dataclasses.replace(settings, through="srun"), "stages.sft", 1, "b")
+    assert srun[0] == "srun" and "--nodelist=b" in srun and srun[-1].endswith("-m stages.sft")
+
+
+def test_settings_come_back_from_their_text(monkeypatch, tmp_path):
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+    wanted = Launch(4, 3, "a:1", ("b", "c"), "srun", 0.5 + 1, 600.0, ("--x=1", "--y"))
+    monkeypatch.setenv("ATHANOR_LAUNCH", wanted.as_text())
+    assert machine().launch == wanted
 
 
 def test_what_torchrun_is_told(monkeypatch):

@@ -1,0 +1,47 @@
+#!/bin/bash
+#SBATCH --requeue
+#SBATCH --job-name=athanor
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=1
+#SBATCH --time=90
+#SBATCH --partition=gpu
+#SBATCH --account=lab
+#SBATCH --exclude=n07
+#SBATCH --signal=B:USR1@300
+#SBATCH --chdir=/checkout
+#SBATCH --output=.athanor/slurm-%j.log
+#SBATCH --open-mode=append
+#SBATCH --qos=long
+# Written by `athanor launch slurm`. Each job goes on where the last one ended: what is finished is not done again, and a
+# training stage continues from its last checkpoint. The chain ends when everything is built, when something is wrong
+# (the log says what), after `athanor stop` or scancel, or after 20 jobs.
+#
+# 300 s before its end Slurm asks the job to save: no checkpoint was timed here yet; after the first run, make the script again.
+
+export PATH=/env/bin:$PATH
+end=${SLURM_JOB_END_TIME:-$(date -d "$(scontrol -o show job "$SLURM_JOB_ID" | grep -o 'EndTime=[^ ]*' | cut -d= -f2)" +%s)}
+export SLURM_JOB_END_TIME=$end
+
+# As Ctrl-C would: DVC and its stage get it together. With -m they are a group of their own.
+set -m
+/env/bin/python -m athanor repro --supervise &
+work=$!
+set +m
+time_is_over=
+trap 'time_is_over=1; kill -INT -- -$work 2>/dev/null' USR1
+trap 'kill -INT -- -$work 2>/dev/null' TERM
+while :; do
+    wait "$work"
+    status=$?
+    kill -0 "$work" 2>/dev/null || break
+done
+
+# 75: saved, to be continued. Without Slurm's signal that is so if the stage has seen the end of the job itself.
+[ "$(date +%s)" -lt "$((end - 390))" ] || time_is_over=1
+if [ "$status" = 75 ] && [ -n "$time_is_over" ]; then
+    [ "${SLURM_RESTART_COUNT:-0}" -lt 19 ] || { echo "athanor: 20 jobs, and not finished (launch slurm --jobs)"; exit 75; }
+    scontrol requeue "$SLURM_JOB_ID"
+    sleep 60 # until Slurm ends this job
+fi
+exit "$status"
