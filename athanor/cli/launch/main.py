@@ -10,7 +10,7 @@ check   meets as a training would; names a rank that does not come or is silent,
 repro   athanor repro here, with its training on --hosts as well, by ssh; machine.yaml may say so for good
 slurm   a job script for sbatch, to the screen or into FILE: a chain of jobs that goes on where the last one ended
 
-What of the machine.yaml's launch is not named here holds. docs/scale-out.md tells it from the beginning.
+The settings `launch` of machine.yaml hold where no option stands in their place. More: docs/scale-out.md.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     for kind in (check, repro):
         kind.add_argument("--processes", type=int, metavar="P", help="ranks on each node; 0 is one per accelerator")
         kind.add_argument("--hosts", metavar="A,B", help="the nodes beside this one, as ssh knows them")
+        kind.add_argument("--endpoint", metavar="HOST:PORT", help="of node 0, where they meet")
     check.add_argument("--nodes", type=int, metavar="N", help="how many take part, this one included")
-    check.add_argument("--endpoint", metavar="HOST:PORT", help="of node 0, where they meet")
     check.add_argument("--wait", type=float, metavar="S", help="seconds to wait for the others")
     check.add_argument("--json", action="store_true", help="for scripts")
     repro.add_argument("arguments", nargs=argparse.REMAINDER, help="of athanor repro, after --")
@@ -48,7 +48,7 @@ def settings(args: argparse.Namespace) -> Launch:
         "processes": args.processes,
         "hosts": args.hosts and [host.strip() for host in args.hosts.split(",")],
         "nodes": getattr(args, "nodes", None),
-        "endpoint": getattr(args, "endpoint", None),
+        "endpoint": args.endpoint,
         "wait_s": getattr(args, "wait", None),
     }
     values = dataclasses.asdict(machine().launch) | {name: value for name, value in named.items() if value is not None}

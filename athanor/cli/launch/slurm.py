@@ -24,7 +24,7 @@ PARTS = ("step", "checkpoint", "evaluation")
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.description = "A job script for sbatch. What Slurm has more options for: --sbatch."
+    parser.description = "A job script for sbatch. Any other option of sbatch goes in with --sbatch."
     parser.add_argument("file", nargs="?", metavar="FILE", help="where to write it; the screen without")
     parser.add_argument("--nodes", type=int, metavar="N", help="of each job (machine.yaml, else 1)")
     parser.add_argument("--processes", type=int, metavar="P", help="ranks on each node; 0 is one per accelerator")
