@@ -91,9 +91,8 @@ def main() -> int:
         say(said or "the message of the stage is above")
         if not stopped and (more := explain.addition(root, since_ms, said)):
             say(f"\n{more}")
-        if deaths or not (stopped or reason):  # whoever died, or never began, could tell nobody
-            place = f"athanor repro in {root.name} ended before its stage began, or in DVC; the terminal has the cause"
-            notify(FAILED, "\n".join(deaths) or place)
+        if deaths:  # whoever died could say nothing
+            notify(FAILED, "\n".join(deaths))
         return STOPPED if stopped else status
     asked = None if foreign else asked_for(root, arguments)
     lines = [summary.text(root, runs_before, since_ms, stages, asked=asked).rstrip("\n")]

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from athanor.base.errors import AthanorError
-from athanor.cli.doctor import checks, disk
-from athanor.cli.doctor.main import Checkout
+from athanor.cli.doctor import checks
 from tests.runtime.toy_pipeline import Job, Toy, end
 
 NOBODY = 2**22 + 7  # above the largest pid of Linux
@@ -132,36 +131,6 @@ def test_what_dvc_holds_is_not_missed_by_git(toy: Toy) -> None:
     assert problems(toy)["stages/own.py"]["kind"] == "untracked"
     toy.dvc("add", "stages/own.py")
     assert "stages/own.py" not in problems(toy)
-
-
-def test_a_folder_of_unknown_files_is_one_line(toy: Toy) -> None:
-    for number in range(3):
-        (toy.path / f"stages/own_{number}.py").write_text("")
-    row = problems(toy)["3 files in stages"]
-    assert row["kind"] == "untracked" and row["command"] == "git add stages"
-
-
-def test_more_processes_than_cores(toy: Toy, monkeypatch) -> None:
-    (toy.path / "machine.yaml").write_text("launch: {processes: 900}\n")
-    assert "900 processes would share" in problems(toy)["machine.yaml: launch.processes"]["what"]
-
-
-def test_a_file_server_with_another_time(tmp_path: Path, monkeypatch) -> None:
-    checkout = Checkout(tmp_path, (), ())
-    assert list(disk.clock(checkout)) == []
-    late = time.time() + 90
-    monkeypatch.setattr(disk.time, "time", lambda: late)
-    [found] = disk.clock(checkout)
-    assert "-90 s from this machine's" in found.what and not found.note
-
-
-def test_a_slow_disk(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(disk, "MOST_BYTES", disk.CHUNK)
-    monkeypatch.setattr(disk, "SLOW_BYTES_PER_SECOND", 1e15)
-    [found] = disk.speed(Checkout(tmp_path, (), ()))
-    assert "/s of what is written" in found.what and found.note
-    monkeypatch.setattr(disk, "SLOW_BYTES_PER_SECOND", 1.0)
-    assert list(disk.speed(Checkout(tmp_path, (), ()))) == []
 
 
 def test_git_lock(toy: Toy) -> None:

@@ -110,12 +110,6 @@ def test_a_failed_run_ends_with_its_error_and_shows_nothing_of_older_runs(toy):
     assert "Finished in this run: count\n" in done.stderr
 
 
-def test_an_end_in_dvc_itself_is_told_elsewhere(toy):
-    (toy.path / "machine.yaml").write_text("notify: 'echo \"$ATHANOR_EVENT: $ATHANOR_TEXT\" >> told'\n")
-    assert toy.run(*REPRO, "no-such-stage", check=False).returncode != 0
-    assert (toy.path / "told").read_text().startswith("failed: athanor repro in ")
-
-
 def test_a_slip_in_params_is_told_before_dvc_deletes_anything(tmp_path):
     """DVC removes a stage's outputs and only then starts it, so the stage's own check came too late for them."""
     text = presets.complete(ROOT / "presets" / "micro.yaml")

@@ -24,13 +24,12 @@ from athanor.base.errors import AthanorError, InputError
 from athanor.base.strict import read_yaml
 from athanor.cli import slots
 from athanor.cli.doctor.main import FIX, Checkout, Finding, lock_author_state, lock_pid
-from athanor.cli.render import plural
 from athanor.hardware import profile as profiles
 from athanor.runtime import dvc_lock, ship
 from athanor.runtime.facts import Graph, flatten, git
 from athanor.runtime.journal import alive
 from athanor.runtime.locks import locked, try_lock
-from athanor.runtime.machine import cores, machine
+from athanor.runtime.machine import machine
 from athanor.runtime.store import EXPERIMENT, artifacts_of, database, delivery
 from athanor.troubles.trouble import shown
 from athanor.troubles.world import here
@@ -209,18 +208,14 @@ def untracked(checkout: Checkout) -> Iterator[Finding]:
     deps = {dep for dep in deps if not any(maker == Path(dep) or maker in Path(dep).parents for maker in makers)}
     deps |= {"params.yaml", "dvc.yaml"}
     listed = git(checkout.root, "ls-files", "-o", "-z", "--", "stages", "athanor", *sorted(deps))
-    found: dict[Path, list[str]] = {}
     for name in filter(None, listed.split("\0")):
         path = Path(name)
         code = path.suffix == ".py" and path.parts[0] in ("stages", "athanor")
         is_dependency = name in deps or any(str(parent) in deps for parent in path.parents)
         in_dvc = any((checkout.root / f"{each}.dvc").is_file() for each in (path, *path.parents))
         if (code or is_dependency) and "__pycache__" not in path.parts and not in_dvc:
-            found.setdefault(path.parent, []).append(name)
-    for folder, names in found.items():
-        where = names[0] if len(names) == 1 else f"{len(names)} files in {folder.as_posix()}"
-        what = "not known to Git: experiments with --temp or --queue, and clones, do without it"
-        yield Finding("untracked", where, what, f"git add {names[0] if len(names) == 1 else folder.as_posix()}")
+            what = "not known to Git: experiments with --temp or --queue, and clones, do without it"
+            yield Finding("untracked", name, what, f"git add {name}")
 
 
 def space(checkout: Checkout) -> Iterator[Finding]:
@@ -269,19 +264,6 @@ def hardware_profile(root: Path) -> Iterator[Finding]:
         if changed:
             what, command = f"is stale and not used: {', '.join(changed)}", BENCH
     yield Finding("profile", profiles.FILE.as_posix(), what, command, note=True)
-
-
-def ranks(checkout: Checkout) -> Iterator[Finding]:
-    """Whether the processes of a training have a core each: one that waits for another's core makes all of them wait."""
-    settings = machine()
-    usable = cores()
-    processes = settings.launch.processes or len(here({}, checkout.root).cards())
-    if 1 < processes > usable:
-        what = f"{processes} processes would share {plural(usable, 'core')}"
-        command = (
-            f"launch: {{processes: {usable}}} in machine.yaml, or more cores for this job (Slurm: --cpus-per-task)"
-        )
-        yield Finding("cores", "machine.yaml: launch.processes", what, command)
 
 
 def machine_troubles(checkout: Checkout) -> Iterator[Finding]:

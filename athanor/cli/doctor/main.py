@@ -6,7 +6,7 @@ Works from files and the process table: it takes no lock that DVC waits for,
 imports nothing of DVC and starts no DVC command, so that it can be asked while
 a stage trains and when DVC itself is broken. `--fix` repairs what is safe: it
 never deletes a result, a journal or a slot, and touches nothing that a living
-process may own. `--deep` also tries how fast the disk writes, and hashes every file that dvc.lock names, in the
+process may own. `--deep` also hashes every file that dvc.lock names, in the
 workspace and in the cache; with `--fix` the damaged ones go, and DVC makes them again.
 
 Exit status: 0 healthy, 1 a problem is left.
@@ -57,7 +57,7 @@ class Finding:
 
 def examine(root: Path, deep: bool = False) -> list[Finding]:
     """Every finding in the checkout at `root`; a check that cannot be made is a finding, too."""
-    from athanor.cli.doctor import checks, disk, files
+    from athanor.cli.doctor import checks, files
 
     # Before the processes are listed: what has no living owner by then never gets one.
     unpublished = files.unpublished_writes(root)
@@ -73,11 +73,9 @@ def examine(root: Path, deep: bool = False) -> list[Finding]:
         "store": checks.moved_store,
         "untracked": checks.untracked,
         "space": checks.space,
-        "clock": disk.clock,
         "profile": lambda checkout: checks.hardware_profile(root),
-        "cores": checks.ranks,
         "trouble": checks.machine_troubles,
-        **({"disk": disk.speed, "cache": files.damaged} if deep else {}),
+        **({"cache": files.damaged} if deep else {}),
     }
     findings: list[Finding] = []
     for kind, check in rules.items():
@@ -104,7 +102,7 @@ def fix(findings: Iterable[Finding]) -> list[Finding]:
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fix", action="store_true", help="repair what is safe")
-    explanation = "also time the disk, and hash all that dvc.lock names, in the workspace and in the cache"
+    explanation = "also hash all that dvc.lock names, in the workspace and in the cache"
     parser.add_argument("--deep", action="store_true", help=explanation)
     parser.add_argument("--json", action="store_true", help="for scripts")
 
