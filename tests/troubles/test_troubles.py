@@ -26,7 +26,8 @@ def link_devices(root: Path) -> None:
     bus = root / "sys/bus/pci/devices"
     for device in (path for path in (root / "sys/devices").glob("pci*/**/*") if ADDRESS.fullmatch(path.name)):
         bus.mkdir(parents=True, exist_ok=True)
-        (bus / device.name).symlink_to(device)
+        if not (bus / device.name).exists():
+            (bus / device.name).symlink_to(device)
 
 
 def world_of(example: Example, root: Path) -> World:
