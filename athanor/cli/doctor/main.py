@@ -58,7 +58,7 @@ class Finding:
 
 def examine(root: Path, deep: bool = False) -> tuple[list[Finding], dict[str, Any]]:
     """Every finding in the checkout at `root`, and what was measured; a check that cannot be made is a finding, too."""
-    from athanor.cli.doctor import checks, files, peers
+    from athanor.cli.doctor import checks, files, peers, speed
 
     # Before the processes are listed: what has no living owner by then never gets one.
     unpublished = files.unpublished_writes(root)
@@ -77,6 +77,8 @@ def examine(root: Path, deep: bool = False) -> tuple[list[Finding], dict[str, An
         "profile": lambda checkout: checks.hardware_profile(root),
         "trouble": checks.machine_troubles,
         "cards": peers.cards,
+        "processors": speed.processors,
+        "disk-speed": speed.disk,
         **({"cache": files.damaged} if deep else {}),
     }
     findings: list[Finding] = []
