@@ -43,7 +43,8 @@ name-of-it:                       # letters, digits and -: the name in known_tro
 A condition has one subject: `file` (a pattern of paths; their text), `mount` (the file system of a folder; its type and options),
 `env`, `card` (graphics cards whose architecture has this expression), `package` (its version), `nvidia` (a field of
 `nvidia-smi --query-gpu`), `setting` (a key of machine.yaml, such as `launch.processes`, or of
-params.yaml, `params.pretrain.precision`: these for `athanor doctor` alone). And a question: `matches`, `absent` (values
+params.yaml, `params.pretrain.precision`, with `*` for any part: these for `athanor doctor` alone), `lanes: each` (PCIe, the fewest
+on the way to each card). In the path of a file `$NAME` is an environment variable. And a question: `matches`, `absent` (values
 are there, and none has the expression), `below`, `above`, `older`, `since` (numbers and versions; from the group of `matches`, if it
 has one), `at_least`, `missing`, `denied`. Without a question the subject has to be there. With `log`, conditions narrow: a message that
 means this only with certain versions. An example of a condition is a small machine: `files`, `denied`, `env`, `cards`, `packages`,

@@ -89,10 +89,15 @@ def main() -> int:
         told = any(reason.partition(": ")[2] in death for death in deaths)  # a crash has said it in both places
         said = "\n".join(deaths if told else [*deaths, reason]).strip()
         say(said or "the message of the stage is above")
-        if not stopped and (more := explain.addition(root, since_ms, said)):
+        more = "" if stopped else explain.addition(root, since_ms, said)
+        if more:
             say(f"\n{more}")
         if deaths:  # whoever died could say nothing
             notify(FAILED, "\n".join(deaths))
+        elif not (stopped or reason or lifetime.refusals(root)):  # nor does DVC, where no stage of ours is at fault
+            notify(
+                FAILED, f"dvc repro in {root.name} ended with status {status}, and no stage says why.\n{more}".strip()
+            )
         return STOPPED if stopped else status
     asked = None if foreign else asked_for(root, arguments)
     lines = [summary.text(root, runs_before, since_ms, stages, asked=asked).rstrip("\n")]
@@ -163,7 +168,7 @@ def supervise(root: Path, call: Callable[[], int], signals: list[int], restarts:
     """
     all_deaths: list[str] = []
     restarted = 0
-    lifetime.deaths(root)  # of earlier commands
+    lifetime.deaths(root), lifetime.refusals(root)  # of earlier commands
     while True:
         side.repair_dvc_files(root)
         kills_before = oom_kills()

@@ -33,12 +33,16 @@ NEWEST = {"rocm6.3": "2.9.1", "cu128": "2.11.0"}  # torch of builds that have en
 
 @dataclass(frozen=True)
 class Card:
-    """arch: gfx906, sm_86; empty where only the chip was named. driver: NVIDIA's, its first number; 0 if unknown."""
+    """arch: gfx906, sm_86; empty where only the chip was named. driver: NVIDIA's, its first number; 0 if unknown.
+
+    address: on the PCI bus, of AMD's cards.
+    """
 
     chip: str
     arch: str = ""
     name: str = ""
     driver: int = 0
+    address: str = ""
 
     def __str__(self) -> str:
         return (
@@ -54,7 +58,7 @@ def find(chip: str = "auto", root: Path = Path("/")) -> list[Card]:
     """
     if chip != "auto":
         return [] if chip == "cpu" else [Card(chip)]
-    return [*(_nvidia() if root == Path("/") else []), *_amd(root)]
+    return [*(_nvidia() if root == Path("/") else []), *amd(root)]
 
 
 def _nvidia() -> list[Card]:
@@ -69,16 +73,18 @@ def _nvidia() -> list[Card]:
     return cards or ([Card("cuda")] if NVIDIA_DRIVER.exists() else [])
 
 
-def _amd(root: Path) -> list[Card]:
+def amd(root: Path) -> list[Card]:
     """Those that a build of torch is known for: few processors' own graphics are among them."""
     found = []
     for node in sorted((root / NODES.relative_to("/")).glob("*/properties")):
         try:
-            version = int(re.search(r"gfx_target_version (\d+)", node.read_text())[1])
-        except (OSError, TypeError):
+            told = dict(re.findall(r"(?m)^(\w+) (\d+)$", node.read_text()))
+        except OSError:
             continue
+        version, domain, place = (int(told.get(key, 0)) for key in ("gfx_target_version", "domain", "location_id"))
         arch = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"  # 90010 is gfx90a
-        found += [Card("rocm", arch, "AMD")] if arch in ROCM else []
+        address = f"{domain:04x}:{place >> 8:02x}:{place >> 3 & 31:02x}.{place & 7}" if place else ""
+        found += [Card("rocm", arch, "AMD", address=address)] if arch in ROCM else []
     return found
 
 

@@ -97,6 +97,20 @@ def record_death(cause: str) -> None:
         _stage_file = None
 
 
+def refused(stage: str) -> None:
+    """Record that this stage ends before its run began, and has told why: `athanor repro` finds no run that says so."""
+    if _stage_file is not None:
+        (FOLDER / f"{stage}.refused").touch()
+
+
+def refusals(root: Path) -> list[str]:
+    """Stages that were refused since this was last asked."""
+    paths = list((root / FOLDER).glob("*.refused"))
+    for path in paths:
+        path.unlink(missing_ok=True)
+    return [path.stem for path in paths]
+
+
 def trace(root: Path, stage: str) -> Path:
     """Where the stack of a stage's last crash is kept."""
     return root / FOLDER / f"{stage}.trace"

@@ -24,8 +24,9 @@ from athanor.base.artifacts import read_json
 from athanor.base.errors import AthanorError, InputError, Interrupted, ParamsError
 from athanor.runtime import facts, launch
 from athanor.runtime.journal import finished
-from athanor.runtime.lifetime import MEMORY_FIX, at_work, record_death
+from athanor.runtime.lifetime import MEMORY_FIX, at_work, record_death, refused
 from athanor.runtime.machine import anchor, machine
+from athanor.runtime.notify import FAILED, notify
 from athanor.runtime.redact import excepthook
 from athanor.runtime.run import PARAMS, Run
 from athanor.runtime.terminal import in_words, say, stop_signals
@@ -160,6 +161,9 @@ def _report(run: Run | None, stage: str, status: str, message: str, code: int) -
     if run is not None:
         return run.report(status, message, code)
     say(f"{stage}: {message}")
+    if status == "FAILED" and launch.is_main():
+        refused(stage)
+        notify(FAILED, f"{stage}: {message}")
     return code
 
 

@@ -7,11 +7,13 @@ can be looked at that is not here. Without torch, whose import takes longer than
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import functools
 import importlib.metadata
 import os
 import re
 import shutil
+import string
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +21,9 @@ from pathlib import Path
 
 from athanor.base.errors import ParamsError
 from athanor.base.strict import param
-from athanor.hardware import cards
+from athanor.hardware import cards, pci
 
-SUBJECTS = ("file", "mount", "env", "card", "package", "nvidia", "setting")
+SUBJECTS = ("file", "mount", "env", "card", "package", "nvidia", "setting", "lanes")
 ROOT = "ATHANOR_MACHINE_ROOT"
 MAX_CHARS = 200_000  # of a file that is read
 
@@ -44,7 +46,7 @@ class World:
     may_use: Callable[[set[Path]], bool] = lambda paths: all(os.access(path, os.R_OK | os.W_OK) for path in paths)
 
     def paths(self, pattern: str) -> list[Path]:
-        return sorted(self.root.glob(pattern.lstrip("/")))
+        return sorted(self.root.glob(string.Template(pattern).safe_substitute(self.env).lstrip("/")))
 
     def values(self, subject: str, name: str) -> list[str] | None:
         """What is there under a name; None where it cannot be told."""
@@ -63,7 +65,11 @@ class World:
                 return [arch for arch in self.cards() if re.search(name, arch)]
             case "nvidia":
                 return list(self.nvidia(name))
-        value = {"env": self.env.get, "package": self.package, "setting": self.settings.get}[subject](name)
+            case "lanes":
+                return list(map(str, pci.lanes(self.root)))
+            case "setting":
+                return [str(self.settings[key]) for key in fnmatch.filter(self.settings, name)]
+        value = {"env": self.env.get, "package": self.package}[subject](name)
         return [str(value)] if value else []
 
     def _mount(self, folder: Path) -> list[str] | None:
@@ -118,7 +124,8 @@ class Condition:
     file: files whose path fits a pattern (their text). mount: the file system of a folder, `.` for the checkout (its
     type and options). env: an environment variable. card: graphics cards whose architecture has this expression.
     package: an installed package (its version). nvidia: a field of nvidia-smi. setting: a key of machine.yaml,
-    or, where `athanor doctor` asks, params.SECTION.KEY.
+    or, where `athanor doctor` asks, params.SECTION.KEY; `*` stands for any part. lanes: PCIe, the fewest on the way to
+    each card (`lanes: each`). In the path of a file, $NAME is an environment variable.
 
     matches: an expression is found in a value; if it has a group, numbers and versions are read from there.
     absent: there are values, and none has this expression. below, above: a number. older, since: a version.
@@ -132,6 +139,7 @@ class Condition:
     package: str = ""
     nvidia: str = ""
     setting: str = ""
+    lanes: str = ""
     matches: str = ""
     absent: str = ""
     below: float | None = None

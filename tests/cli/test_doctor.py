@@ -186,6 +186,16 @@ def test_files_that_an_experiment_would_miss(toy: Toy) -> None:
     assert problems(toy) == {}
 
 
+def test_many_files_of_a_folder_are_one_line(toy: Toy) -> None:
+    """Found with a folder of sixty, which were sixty lines."""
+    for number in range(60):
+        (toy.path / f"stages/new{number}.py").write_text("")
+    (row,) = problems(toy).values()
+    assert row["where"] == "stages/" and row["what"].startswith("60 files of it are not known to Git")
+    toy.run(*row["command"].split())
+    assert problems(toy) == {}
+
+
 def test_room_for_the_largest_output(toy: Toy) -> None:
     lock = "schema: '2.0'\nstages:\n  count:\n    cmd: x\n    outs:\n    - path: data/count\n      md5: a\n      size: {}\n"
     (toy.path / "dvc.lock").write_text(lock.format(10))

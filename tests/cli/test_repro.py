@@ -110,6 +110,40 @@ def test_a_failed_run_ends_with_its_error_and_shows_nothing_of_older_runs(toy):
     assert "Finished in this run: count\n" in done.stderr
 
 
+WRITES = 'printf "%s: %s\\n" "$ATHANOR_EVENT" "$ATHANOR_TEXT" >> told'
+
+
+def told_by(toy: Toy) -> str:
+    """What `notify` was told by an `athanor repro` that fails."""
+    (toy.path / "machine.yaml").write_text(json.dumps({"notify": WRITES}))
+    assert toy.run(*REPRO, check=False).returncode not in (0, 75)
+    return (toy.path / "told").read_text()
+
+
+def test_a_failure_of_dvc_alone_is_told_elsewhere(toy):
+    graph = toy.path / "dvc.yaml"
+    graph.write_text(graph.read_text().replace("stages:\n", "stages:\n  lost:\n    cmd: 'true'\n    deps: [nowhere]\n"))
+    said = told_by(toy)
+    assert said.startswith("failed: dvc repro in ") and said.count("failed: ") == 1, said
+    assert "and no stage says why.\n" in said
+
+
+def test_a_stage_that_is_refused_before_its_run_is_told_once(toy):
+    stage = toy.path / "stages/count.py"
+    text = stage.read_text()
+    planted = "from athanor.base.errors import InputError\nfrom athanor.runtime import process\n"
+    planted += (
+        "def refuse():\n    raise InputError('no such machine', fix='mend it')\nprocess._refuse_troubles = refuse\n"
+    )
+    stage.write_text(
+        text.replace("if __name__", f"{planted}if __name__").replace(
+            'main("count", ', 'main("count", several=True, body='
+        )
+    )
+    said = told_by(toy)
+    assert said == "failed: count: no such machine. Fix: mend it\n", said
+
+
 def test_a_slip_in_params_is_told_before_dvc_deletes_anything(tmp_path):
     """DVC removes a stage's outputs and only then starts it, so the stage's own check came too late for them."""
     text = presets.complete(ROOT / "presets" / "micro.yaml")

@@ -9,6 +9,7 @@ import pytest
 
 from athanor.base.errors import InputError, ParamsError
 from athanor.base.strict import build, read_yaml
+from athanor.hardware.pci import ADDRESS
 from athanor.runtime import process
 from athanor.troubles import trouble as engine
 from athanor.troubles.trouble import BLOCKING, Example, Trouble, search, shown, troubles
@@ -20,11 +21,21 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 TREES = read_yaml(HEALTHY / "trees.yaml")
 
 
+def link_devices(root: Path) -> None:
+    """/sys/bus/pci/devices has a link to each device, which lies below the bridges that lead to it."""
+    bus = root / "sys/bus/pci/devices"
+    for device in (path for path in (root / "sys/devices").glob("pci*/**/*") if ADDRESS.fullmatch(path.name)):
+        bus.mkdir(parents=True, exist_ok=True)
+        if not (bus / device.name).exists():
+            (bus / device.name).symlink_to(device)
+
+
 def world_of(example: Example, root: Path) -> World:
     """A machine that has what the example names and nothing else; its files are written below `root`."""
     for name, text in {**(example.files or {}), **dict.fromkeys(example.denied, "")}.items():
         (root / name.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
         (root / name.lstrip("/")).write_text(text, encoding="utf-8")
+    link_devices(root)
     packages, nvidia = example.packages or {}, example.nvidia or {}
     refused = {root / name.lstrip("/") for name in example.denied}
     return World(

@@ -20,8 +20,9 @@ import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -55,9 +56,9 @@ class Finding:
         return f"{'note   ' if self.note else 'problem'}  {self.where}: {self.what}. Fix: {self.command}"
 
 
-def examine(root: Path, deep: bool = False) -> list[Finding]:
-    """Every finding in the checkout at `root`; a check that cannot be made is a finding, too."""
-    from athanor.cli.doctor import checks, files
+def examine(root: Path, deep: bool = False) -> tuple[list[Finding], dict[str, Any]]:
+    """Every finding in the checkout at `root`, and what was measured; a check that cannot be made is a finding, too."""
+    from athanor.cli.doctor import checks, files, peers, speed
 
     # Before the processes are listed: what has no living owner by then never gets one.
     unpublished = files.unpublished_writes(root)
@@ -75,6 +76,9 @@ def examine(root: Path, deep: bool = False) -> list[Finding]:
         "space": checks.space,
         "profile": lambda checkout: checks.hardware_profile(root),
         "trouble": checks.machine_troubles,
+        "cards": peers.cards,
+        "processors": speed.processors,
+        "disk-speed": speed.disk,
         **({"cache": files.damaged} if deep else {}),
     }
     findings: list[Finding] = []
@@ -84,7 +88,7 @@ def examine(root: Path, deep: bool = False) -> list[Finding]:
         except (OSError, ValueError, KeyError, TypeError, sqlite3.Error, AthanorError) as error:
             what = f"could not be checked: {type(error).__name__}: {error}".replace("\n", " ")
             findings.append(Finding(kind, str(root), what, "mend that file, then ask again"))
-    return findings
+    return findings, checkout.measured
 
 
 def fix(findings: Iterable[Finding]) -> list[Finding]:
@@ -111,14 +115,14 @@ def run(args: argparse.Namespace) -> int:
     root = anchor()
     if not (root / "dvc.yaml").is_file():
         raise InputError("no dvc.yaml here", where=str(root), fix="run it in the checkout")
-    findings = examine(root, args.deep)
+    findings, measured = examine(root, args.deep)
     if args.fix:
         findings = fix(findings)
     problems = [finding for finding in findings if finding.fixed is None and not finding.note]
     if args.json:
         fields = ("kind", "where", "what", "command", "note", "fixed")
         rows = [{name: getattr(finding, name) for name in fields} for finding in findings]
-        print(json.dumps({"healthy": not problems, "findings": rows}, indent=2))
+        print(json.dumps({"healthy": not problems, "findings": rows, "measured": measured}, indent=2))
     else:
         for finding in findings:
             print(finding)
@@ -174,11 +178,13 @@ class Checkout:
 
     unseen: slots whose lock is held by no process of this table. Their holder
     runs in another container, so the table cannot be trusted to show everyone.
+    measured: numbers of the machine, filled by the checks that take them.
     """
 
     root: Path
     workers: tuple[Process, ...]
     unseen: tuple[Path, ...]
+    measured: dict[str, Any] = field(default_factory=dict)
 
     @property
     def dvc(self) -> tuple[Process, ...]:
