@@ -67,19 +67,24 @@ def check_conversations(source: MessagesSource) -> None:
 
 
 def read_beginning(source: FilesSource) -> tuple[list[Document], bool]:
-    """The first documents of a source, and whether they are all; files that cannot be read are left to download."""
+    """The first documents of a source, and whether they are all; InputError for files among them that cannot be read."""
     documents: list[Document] = []
-    size = 0
-    for file in rows.find(source.globs):
+    size, unreadable = 0, select.Unreadable()
+    files = rows.find(source.globs)
+    for file in files:
         try:
             for document in select.documents(source, [file], 0.0):
                 documents.append(document)
                 size += len(document.text)
                 if size > LOOK_BYTES:
-                    return documents, False
-        except InputError:
-            continue
-    return documents, True
+                    break
+        except InputError as error:
+            unreadable.add(error)
+        if size > LOOK_BYTES:
+            break
+    if unreadable.errors:
+        raise unreadable.error(len(files), "")
+    return documents, size <= LOOK_BYTES
 
 
 def verdicts(documents: list[Document], params: RuleParams) -> Counter[str]:

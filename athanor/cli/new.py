@@ -44,6 +44,9 @@ SCRIPTS = {
 SCRIPTS |= {"Greek": "[\u0370-\u03ff]", "Arabic": "[\u0600-\u06ff]", "Hebrew": "[\u0590-\u05ff]"}
 
 
+MOST_NAMED = 8  # files
+
+
 @dataclass
 class Ending:
     """All files of one type."""
@@ -52,6 +55,7 @@ class Ending:
     bytes: int = 0
     read: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
+    errors: list[InputError] = field(default_factory=list)
     documents: list[Document] = field(default_factory=list)
 
 
@@ -68,6 +72,7 @@ def look(folder: Path) -> dict[str, Ending]:
             documents = list(select.documents(source, [(name, path)], 0.0))
         except InputError as error:
             ending.reasons[error.what.partition(" (")[0]] += 1
+            ending.errors.append(error)
         else:
             ending.read += bool(documents)
             ending.reasons["empty"] += not documents
@@ -180,6 +185,11 @@ def run(args: argparse.Namespace) -> int:
     found = look(folder)
     documents = [document for ending in found.values() for document in ending.documents]
     print(table(found))
+    if errors := [error for ending in found.values() if ending.read for error in ending.errors]:
+        print("\ncannot be read, and will be left out:")
+        print("\n".join(f"  {error.where}: {error.what}" for error in errors[:MOST_NAMED]))
+        if errors[MOST_NAMED:]:
+            print(f"  and {len(errors) - MOST_NAMED} more")
     if not documents:
         raise InputError("no file can be read", where=folder, fix="convert the files: docs/own-data.md names the types")
     size, copies = sum(len(document.text.encode()) for document in documents), Counter(d.id for d in documents)

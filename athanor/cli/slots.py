@@ -302,6 +302,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"removed {slot.id} of {slot.stage}, {size(slot.bytes)}: the next run begins anew")
     else:
         print(table(slots) if slots else "there are no slots: no long stage has run here")
+        if any(slot.state == "trunk" for slot in slots):
+            print("trunk: pretraining until its cooldown, which a run of any length goes on from")
     return 0
 
 

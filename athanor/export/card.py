@@ -35,9 +35,11 @@ def model_card(source: Source, inputs: CardInputs) -> str:
     single = {name: row for name, row in scores if name != "all"}
     constant = [name for name, row in single.items() if row["floor"] == 1]
     sources = inputs.manifests["raw"]["sources"]
-    streams = [("Pretraining mixture as written to the shards.", inputs.manifests["shards"])]
-    if "cooldown" in inputs.manifests["shards"]:
-        streams.append(("Mixture of the cooldown.", inputs.manifests["shards"]["cooldown"]))
+    # A shard's stream may hold a source several times, and training may read a part of it, or all of it again.
+    shards, read = inputs.manifests["shards"], inputs.metrics["pretrain"]
+    streams = [("Pretraining mixture in the shards, and how often training read a source.", shards, read["epochs"])]
+    if "cooldown" in shards:
+        streams.append(("Mixture of the cooldown.", shards["cooldown"], read.get("cooldown_epochs", 1.0)))
     health = inputs.metrics["eval"].get("health", {}).get("sft", {})
     return markdown("athanor.export", "card.md.j2").render(
         source=source,

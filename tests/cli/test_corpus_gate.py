@@ -48,9 +48,11 @@ REFUSED = {
 }
 
 
-def checked(folder: Path, files: dict[str, str], rules: dict[str, Any] | None = None) -> None:
+def checked(
+    folder: Path, files: dict[str, str], rules: dict[str, Any] | None = None, source: dict[str, Any] | None = None
+) -> None:
     values = presets.values(ROOT / "presets" / "default.yaml")
-    values["download"]["sources"] = [{"type": "files", "name": "own", "globs": [f"{folder}/*"]}]
+    values["download"]["sources"] = [{"type": "files", "name": "own", "globs": [f"{folder}/*"], **(source or {})}]
     values["mixture"]["sources"] = {"own": {"share": 1.0, "max_epochs": 4.0}}
     values["clean"]["rules"]["prose"] |= rules or {}
     for name, text in files.items():
@@ -73,8 +75,15 @@ def test_the_settings_that_are_advised_let_other_languages_through(tmp_path):
     checked(tmp_path / "chinese", TEXTS["Chinese"], OTHER_LANGUAGE | OTHER_SCRIPT)
 
 
-def test_files_that_cannot_be_read_are_left_to_download_and_the_library_needs_no_look(tmp_path):
-    checked(tmp_path, {"novel.txt": BOOK, "table.csv": "a,b\n", "photo.png": "x"})
+def test_files_that_cannot_be_read_are_named_before_any_stage_unless_they_are_left_out(tmp_path):
+    """`athanor plan` listed ten stages, and download then failed."""
+    files = {"novel.txt": BOOK, "table.csv": "a,b\n", "photo.png": "x"}
+    with pytest.raises(InputError, match=r"2 of 3 files cannot be read.*table\.csv.*on_unreadable: skip"):
+        checked(tmp_path, files)
+    checked(tmp_path, files, source={"on_unreadable": "skip"})
+
+
+def test_the_library_needs_no_look():
     check_corpus(check_values(presets.values(ROOT / "presets" / "default.yaml")))
 
 

@@ -38,10 +38,13 @@ def test_a_mixed_folder_in_one_go(project, capsys):
     fill(project / "corpus" / "my notes", MIXED)
     before = (project / "params.yaml").read_text()
     assert cli.call("new", ["corpus/my notes"]) == 0
-    rows = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.split("\n\n")[0].splitlines()[1:]}
+    told = capsys.readouterr().out
+    rows = {line.split()[0]: line.split()[1:] for line in told.split("\n\n")[0].splitlines()[1:]}
     assert rows["*.txt"] == ["3", "0", "2", "2", "1", "empty"]
     assert rows["*.jsonl"] == ["2", "0", "1", "1", "1", "column", "'text'", "is", "missing"]
     assert rows["*.csv"][4:] == ["1", "unknown", "file", "type", "'.csv'"] and rows["*.png"][2] == "0"
+    # Of the types that are taken the files are named, of the others the types.
+    assert "column 'text' is missing" in told.split("left out:\n")[1].splitlines()[0] and ".png:" not in told
     assert (project / "params.yaml").read_text() == before
 
     assert cli.call("new", ["corpus/my notes", "--write"]) == 0

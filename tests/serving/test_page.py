@@ -253,7 +253,7 @@ CARD = """# own <img src=x onerror=pwned(1)>
 | parameters | 21 (all counted) |
 | context | 9 tokens |
 
-| source | tokens | share | wanted share | passes over it |
+| source | tokens | share | wanted share | times read |
 | --- | --- | --- | --- | --- |
 | birds | 100 | 60.0% | 60.0% | 2.00 |
 

@@ -44,8 +44,8 @@ function show(id, { card, topics, commit, health }) {
 
 function sources(tokens) {
   const licences = new Map(rowsOf(tokens, "source", "licence", "train documents").map((row) => [row.source, row.licence]));
-  const mixed = rowsOf(tokens, "source", "share", "passes over it").map((row) => line(row.source, row.share,
-    `${row.tokens} tokens · read ${row["passes over it"]} times over · ${licences.get(row.source) ?? "licence not stated"}`));
+  const mixed = rowsOf(tokens, "source", "share", "wanted share").map((row) => line(row.source, row.share,
+    `${row.tokens} tokens${row["times read"] ? ` · read ${row["times read"]} times` : ""} · ${licences.get(row.source) ?? "licence not stated"}`));
   const talks = rowsOf(tokens, "source", "conversations", "licence").map((row) => line(`${row.source}: conversations`, row.conversations, row.licence));
   return [...mixed, ...talks];
 }
