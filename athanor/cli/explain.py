@@ -118,7 +118,7 @@ def unknown(text: str) -> str:
     if not text.strip():
         return "No run failed here. Name a log: athanor explain LOG"
     if " Fix: " in text:
-        return "The message says itself what to do, after \"Fix:\"; nothing more is known about it"
+        return 'The message says itself what to do, after "Fix:"; nothing more is known about it'
     return f"Nothing is known about this failure. For an issue: athanor explain --bundle writes {BUNDLE}"
 
 

@@ -60,6 +60,8 @@ def lines_of(recipe: Recipe, values: Mapping[str, Any], data: Data) -> dict[Key,
         ("sft", "embedding_lr_factor"): 1.0 if tied else EMBEDDING_FACTORS[1],
         ("sft", "optimizer"): "muon",
         ("sft", "epochs"): max(1.0, recipe.sft_epochs) if data.cuttable else recipe.sft_epochs,
+        # A question has to fit beside its answer.
+        ("eval", "max_new_tokens"): min(values["eval"]["max_new_tokens"], config.context_tokens // 2),
         **dict(_of_hub(recipe, values, data) if data.cuttable else _SCHEDULE),
     }
     return {key: value for key, value in wanted.items() if _at(values, key) != value}

@@ -91,4 +91,4 @@ def test_presets_of_the_ladder_are_what_the_dial_gives(project, capsys):
         before = presets.values(project / f"presets/{name}.yaml")
         assert cli.call("recipe", [*shlex.split(words), "--save", name]) == 0
         assert presets.values(project / f"presets/{name}.yaml") == before, name
-    assert {"one-gpu-hour", "one-gpu-day"} <= made.keys()
+    assert {"evening", "one-gpu-hour", "one-gpu-day"} <= made.keys()  # evening is of a machine that was measured

@@ -28,8 +28,8 @@ PARAMETERS = {"plasma-1.0": 235_705_344, "plasma-1.1": 521_570_560, "plasma-1.2"
 PLASMA = [ROOT / "presets" / f"{name}.yaml" for name in PARAMETERS]
 LORA = ROOT / "presets" / "lora-mi50.yaml"
 LADDER = [
-    ROOT / "presets" / f"one-gpu-{time}.yaml" for time in ("day", "hour")
-]  # by the dial: tests/cli/test_recipe.py
+    ROOT / "presets" / f"{name}.yaml" for name in ("evening", "one-gpu-day", "one-gpu-hour")
+]  # tests/cli/test_recipe.py
 PRESETS = [ROOT / "presets" / "default.yaml", ROOT / "presets" / "micro.yaml", LORA, *PLASMA, *LADDER]
 FILES = [ROOT / "params.yaml", *PRESETS]
 # UTF-8 bytes that a token stands for, on the high side, so that a budget that passes is enough.
