@@ -82,7 +82,7 @@ def fake(folder, name, text):
         ("exit 75", 9999, 0, 75, ""),  # athanor stop, a full disk: the next job would end the same way
         ("exit 75", 30, 0, 0, "requeue 7"),
         ("exit 75", 30, 19, 75, ""),
-        ("trap 'exit 75' INT; kill -USR1 $PPID; sleep 5 & wait", 9999, 0, 0, "requeue 7"),
+        ("trap 'exit 75' INT; sleep 1; kill -USR1 $PPID; sleep 9 & wait", 9999, 0, 0, "requeue 7"),
     ],
 )
 def test_which_ends_are_continued(monkeypatch, tmp_path, work, left, restarts, status, asked):

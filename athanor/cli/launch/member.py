@@ -22,6 +22,7 @@ from athanor.base.errors import AthanorError
 from athanor.base.host import processor
 from athanor.cli.launch.measure import all_reduce, pairs
 from athanor.cli.launch.meeting import Meeting
+from athanor.model.device import prepare
 from athanor.runtime import launch
 from athanor.runtime.facts import git
 from athanor.runtime.lifetime import end_with
@@ -33,6 +34,7 @@ REPORT = "ATHANOR_CHECK_REPORT"
 WITHOUT_P2P = "NCCL_P2P_DISABLE"
 TIMEOUT = 60.0  # s for one transfer
 CHILD_SECONDS = 120.0
+DEVICES = {"mps": "cpu"}  # what gloo carries
 
 
 def facts(device: torch.device) -> dict[str, Any]:
@@ -105,9 +107,8 @@ def infiniband(root: Path = Path("/")) -> float | None:
 
 def work() -> None:
     local = machine()
-    on_gpu = local.device in ("auto", "cuda") and torch.cuda.is_available()
-    device = torch.device("cuda" if on_gpu else "cpu")
-    torch.set_num_threads(1)
+    device = prepare(DEVICES.get(local.device, local.device), threads=1)
+    on_gpu = device.type == "cuda"
     meeting = Meeting(facts(device))
     meeting.arrive("the start", local.launch.wait_s)
     ranks = meeting.everybody()
@@ -145,7 +146,7 @@ def all_reduce_only() -> int:
     local = machine()
     try:
         world = init_world("ddp", device=local.device, timeout_s=TIMEOUT, main=launch.is_main())
-        rows = all_reduce(world, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        rows = all_reduce(world, prepare("auto", threads=1))
     except RuntimeError as error:
         say(f"check: nothing measured with {WITHOUT_P2P}=1 ({str(error).splitlines()[0]:.100})")
         return 1
