@@ -12,7 +12,14 @@ from athanor.base.artifacts import read_json
 from athanor.runtime.journal import rows as rows_of
 
 CHECKPOINTS = ".athanor/slots/{stage}/*/step_*"
-TIMINGS = {"tokens_per_second"}  # numbers of the journal that differ between equal runs
+TIMINGS = {
+    "tokens_per_second",
+    "model_gflops",
+    "hardware_gflops",
+    "mfu",
+    "hfu",
+    "of_ceiling",
+}  # numbers of the journal that differ between equal runs
 PER_PROCESS = (
     "time.",
     "memory.",
