@@ -12,20 +12,18 @@ from athanor.base.artifacts import read_json
 from athanor.runtime.journal import rows as rows_of
 
 CHECKPOINTS = ".athanor/slots/{stage}/*/step_*"
-TIMINGS = {
-    "tokens_per_second",
-    "model_gflops",
-    "hardware_gflops",
-    "mfu",
-    "hfu",
-    "of_ceiling",
-}  # numbers of the journal that differ between equal runs
+TIMINGS = {"tokens_per_second"}  # numbers of the journal that differ between equal runs
 PER_PROCESS = (
     "time.",
     "memory.",
     "disk.",
     "cpu.",
     "system/",
+    "model_gflops",
+    "hardware_gflops",
+    "mfu",
+    "hfu",
+    "of_ceiling",
 )  # and those that come at other steps in a run that was killed
 Value = int | float | str
 
