@@ -39,7 +39,7 @@ def model_card(source: Source, inputs: CardInputs) -> str:
     shards, read = inputs.manifests["shards"], inputs.metrics["pretrain"]
     streams = [("Pretraining mixture in the shards, and how often training read a source.", shards, read["epochs"])]
     if "cooldown" in shards:
-        streams.append(("Mixture of the cooldown.", shards["cooldown"], read.get("cooldown_epochs", 1.0)))
+        streams.append(("Mixture of the cooldown.", shards["cooldown"], read["cooldown_epochs"]))
     health = inputs.metrics["eval"].get("health", {}).get("sft", {})
     return markdown("athanor.export", "card.md.j2").render(
         source=source,

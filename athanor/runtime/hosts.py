@@ -25,7 +25,8 @@ from athanor.runtime.terminal import say
 
 HELD = "ATHANOR_LAUNCH_HELD"  # set where standard input is the line to node 0
 PASSED_ON = ("ATHANOR_", "NCCL_", "RCCL_", "GLOO_", "HSA_", "TORCH_", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
-NOT_PASSED_ON = ("ATHANOR_LAUNCH", "ATHANOR_UNTIL", "ATHANOR_MACHINE_ROOT")
+# The last two may be secrets, and everybody on a host sees the words of a command.
+NOT_PASSED_ON = ("ATHANOR_LAUNCH", "ATHANOR_UNTIL", "ATHANOR_MACHINE_ROOT", "ATHANOR_API_KEY", "ATHANOR_NOTIFY")
 ALLOWED = (0, 75)
 END_SECONDS = 20.0  # for the last words of the others, once node 0 is through
 FIRST_WORD, NEXT_WORD = 5.0, 30.0  # s until missing nodes are named, and again

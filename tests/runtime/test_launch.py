@@ -288,7 +288,8 @@ def test_a_host_that_cannot_be_reached_ends_the_stage_at_once(work, tmp_path):
 def test_what_a_host_is_told(monkeypatch):
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
     monkeypatch.setenv("ATHANOR_LAUNCH", "hosts='b c'")
-    monkeypatch.setenv("SECRET_TOKEN", "x")
+    for name in ("SECRET_TOKEN", "ATHANOR_API_KEY", "ATHANOR_NOTIFY"):
+        monkeypatch.setenv(name, "SECRET")
     settings = launch.meeting_place(Launch(processes=8, hosts=("me@b", "c"), endpoint="a:1", args=("--x", "--y")))
     assert settings.nodes == 3
     *_, host, command = hosts.shell(settings, "stages.sft", 2, "c")
