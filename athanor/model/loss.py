@@ -13,8 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
-from athanor.model.cross_entropy import cross_entropies, plain_summed_cross_entropy, summed_cross_entropy
+from athanor.model.cross_entropy import (
+    chunk_rows,
+    cross_entropies,
+    plain_summed_cross_entropy,
+    summed_cross_entropy,
+)
 from athanor.model.kernels import use_cpu_kernel
 from athanor.model.transformer import Transformer
 
@@ -25,7 +31,8 @@ class Targets(NamedTuple):
     ids_BT int64; document_BT int64 or None (one document per row, or padding
     at the end only); where_N: flat positions in [B·T] whose next id is
     supervised; next_N: those ids; source_N: number of the source of each, or
-    None where sources are not known. Found on the host, so the output layer runs
+    None where sources are not known; values_NK: fp32, what an objective beside
+    cross-entropy knows of each. Found on the host, so the output layer runs
     for supervised positions alone and the device is never asked for a count.
     """
 
@@ -34,6 +41,7 @@ class Targets(NamedTuple):
     where_N: Tensor
     next_N: Tensor
     source_N: Tensor | None = None
+    values_NK: Tensor | None = None
 
     def to(self, device: torch.device) -> Targets:
         """A copy on the device. From pinned memory: else the copy waits for what the device is doing."""
@@ -58,8 +66,9 @@ def targets(
     *,
     document_mask: bool,
     source_BS: np.ndarray | None = None,
+    values_BSK: np.ndarray | None = None,
 ) -> Targets:
-    """Targets for rows of S = T + 1 ids, their document numbers, an optional loss mask and numbers of sources."""
+    """Targets for rows of S = T + 1 ids, their document numbers, an optional loss mask, numbers of sources and values."""
     where_N = np.flatnonzero(supervised(document_BS, mask_BS))
     inputs_BT = document_BS[:, :-1]
     several = document_mask and bool((inputs_BT != inputs_BT[:, :1]).any())
@@ -69,6 +78,9 @@ def targets(
         torch.from_numpy(where_N),
         torch.from_numpy(tokens_BS[:, 1:].reshape(-1)[where_N]),
         None if source_BS is None else torch.from_numpy(source_BS[:, 1:].reshape(-1)[where_N]),
+        None
+        if values_BSK is None
+        else torch.from_numpy(values_BSK[:, 1:].reshape(-1, values_BSK.shape[-1])[where_N]),
     )
 
 
@@ -79,6 +91,27 @@ def token_losses(model: Transformer, batch: Targets, *, z_loss: float = 0.0) -> 
     keeps them from drifting upwards in training.
     """
     return cross_entropies(_supervised_hidden(model, batch), model.head_weight, batch.next_N, z_loss)
+
+
+def log_probs_and_entropies(model: Transformer, batch: Targets) -> tuple[Tensor, Tensor]:
+    """Log probability of every supervised target, and the entropy of what may follow there without gradient; fp32 [N].
+
+    Logits exist for a chunk of targets at a time, and once more in backward.
+    """
+    h_ND, head_VD = _supervised_hidden(model, batch), model.head_weight
+
+    def chunk(h_ND: Tensor, next_N: Tensor) -> tuple[Tensor, Tensor]:
+        logp_NV = F.linear(h_ND, head_VD).float().log_softmax(-1)
+        seen_NV = logp_NV.detach()
+        return logp_NV.gather(1, next_N[:, None])[:, 0], -(seen_NV.exp() * seen_NV).sum(-1)
+
+    step = chunk_rows(h_ND.device, len(head_VD))
+    pieces = [
+        checkpoint(chunk, h_ND[start : start + step], batch.next_N[start : start + step], use_reentrant=False)
+        for start in range(0, max(1, len(h_ND)), step)
+    ]
+    logp, entropy = (torch.cat(parts) for parts in zip(*pieces, strict=True))
+    return logp, entropy
 
 
 def losses_and_stops(model: Transformer, batch: Targets, stop: int) -> Tensor:

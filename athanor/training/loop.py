@@ -35,7 +35,7 @@ from athanor.training.schedule import Schedule
 from athanor.training.settings import LoopSettings
 from athanor.training.skipped_ranges import known_at
 from athanor.training.state import RunState, json_safe, resume
-from athanor.training.step import Rows, Stepper, sources_of
+from athanor.training.step import Objective, Rows, Stepper
 from athanor.training.vitals import Vitals
 from athanor.training.world import SINGLE, World
 
@@ -102,12 +102,15 @@ def train(
     trunk: Trunk | None = None,
     world: World = SINGLE,
     selection_key: SelectionKey | None = None,
+    objective: Objective | None = None,
 ) -> TrainResult:
     """Train `model` in place, from its newest checkpoint in `folder` if there is one.
 
     With a `trunk`, checkpoints until the cooldown are kept there: that phase
     does not depend on the number of tokens (Hägele et al. 2024,
     arXiv:2405.18392), so runs of other lengths continue from it.
+
+    What is made smaller is the cross-entropy, unless there is another `objective`.
 
     With a `selection_key` of the validations' scores the model ends with the weights of the best of them, else with the last.
 
@@ -123,7 +126,12 @@ def train(
     overlap = Overlap(sampler, settings.overlap)
     with world.watched(), CpuReplicas(model, settings.threads) as replicas, overlap:
         run = _Training(
-            Stepper(replicas, optimizer_settings, settings, world), overlap, schedule, settings, hooks, selection_key
+            Stepper(replicas, optimizer_settings, settings, world, objective),
+            overlap,
+            schedule,
+            settings,
+            hooks,
+            selection_key,
         )
         resumed = run.resume(folder)
         if trunk is not None and not resumed:
@@ -213,8 +221,9 @@ class _Training:
             progress.supervised += count
             pairs = allowed_pairs(rows.document_BS[:, :-1], document_mask=settings.document_mask)
             progress.pairs += pairs
-            self.meter.count(settings.batch_tokens, pairs, count)
-            self.trained += settings.batch_tokens
+            row_tokens = rows.document_BS[:, 1:].size
+            self.meter.count(row_tokens, pairs, count)
+            self.trained += row_tokens
             last = progress.step == settings.steps
             save_requested = hooks.should_save()  # asked at every step
             save_due = time.monotonic() - saved_at >= settings.save_every_seconds
@@ -235,7 +244,7 @@ class _Training:
                 window = self.meter.window(self._gflop) | readings
                 pending = []
                 with self.meter.time("log"):
-                    steps = [self.stepper.named(row, sources_of(rows)) for row in fetched]
+                    steps = [self.stepper.named(row) for row in fetched]
                     rolled_back = self._rolls_back(
                         folder, steps, save_now or save_anchor, window | memory(self.meter.device)
                     )

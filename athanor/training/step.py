@@ -7,7 +7,8 @@ this decides how a machine works through it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -32,11 +33,50 @@ class Rows(Protocol):
     """A batch: int64 [B, T + 1] ids and document numbers.
 
     `mask_BS` (1 = supervised) if there is a loss mask; `source_BS`, numbers
-    in the names `sources`, if the loss of each source is to be known.
+    in the names `sources`, if the loss of each source is to be known;
+    `values_BSK` if the objective has to know more of each target.
     """
 
     tokens_BS: np.ndarray
     document_BS: np.ndarray
+
+
+class Readings(NamedTuple):
+    """What a step reports. `divisor`: of the loss's sum; `counts`: names of other sums, and what each is divided by;
+    `known`: numbers that are there before the step."""
+
+    divisor: int
+    counts: Mapping[str, float]
+    known: Mapping[str, float] = {}
+
+
+class Objective(Protocol):
+    """What the steps of a training make smaller."""
+
+    def readings(self, rows: Rows, supervised_BT: np.ndarray) -> Readings:
+        """What there will be to report of a whole batch; its targets are marked in `supervised_BT`."""
+
+    def loss(self, model: Transformer, batch: Targets, divisor: int, sums_K: Tensor) -> Tensor:
+        """The loss of a micro-batch, a scalar; adds to `sums_K`, in the order of `counts`, without gradient."""
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """The loss of pretraining and fine-tuning, and beside it the loss of each source that the batch tells apart."""
+
+    z_loss: float = 0.0
+
+    def readings(self, rows: Rows, supervised_BT: np.ndarray) -> Readings:
+        # The divisor is at least 1, for a batch with nothing to learn from.
+        divisor, names = max(1, int(supervised_BT.sum())), getattr(rows, "sources", ())
+        if not names:
+            return Readings(divisor, {})
+        source_BS = getattr(rows, "source_BS", None)
+        counts_K = np.bincount(source_BS[:, 1:][supervised_BT], minlength=len(names))
+        return Readings(divisor, {f"loss.{name}": count for name, count in zip(names, counts_K, strict=True)})
+
+    def loss(self, model: Transformer, batch: Targets, divisor: int, sums_K: Tensor) -> Tensor:
+        return training_loss(model, batch, divisor, z_loss=self.z_loss, by_source_K=sums_K)
 
 
 class Stepper:
@@ -48,8 +88,11 @@ class Stepper:
         optimizer_settings: OptimizerSettings,
         settings: LoopSettings,
         world: World = SINGLE,
+        objective: Objective | None = None,
     ) -> None:
         self.settings, self.world = settings, world
+        self.objective = objective or CrossEntropy(settings.z_loss)
+        self.names: tuple[str, ...] = ()  # of what the last step reported beside the loss
         self.device = replicas.model.head_weight.device
         self.backend = gradient_backend(replicas, world)
         parallel_map, sharded = (
@@ -73,21 +116,15 @@ class Stepper:
     def _step(self, rows: Rows, lr: float) -> tuple[Tensor, int]:
         settings, device = self.settings, self.device
         mask_BS = getattr(rows, "mask_BS", None)
-        # The targets of the whole step in all processes, not of one micro-batch. The divisor is at least 1,
-        # for a batch with nothing to learn from.
+        # The targets of the whole step in all processes, not of one micro-batch.
         supervised_BT = supervised(rows.document_BS, mask_BS)
-        count, names = int(supervised_BT.sum()), sources_of(rows)
-        counts_K = np.zeros(0)
-        if names:
-            source_BS = getattr(rows, "source_BS", None)
-            counts_K = np.bincount(source_BS[:, 1:][supervised_BT], minlength=len(names))
+        divisor, counts, known = self.objective.readings(rows, supervised_BT)
+        self.names = (*counts, *known)
 
         def loss_of(replica: Transformer, batch: Targets) -> Tensor:
-            sums_K = torch.zeros(len(names), device=device)
+            sums_K = torch.zeros(len(counts), device=device)
             with self.meter.time("forward"), autocast(settings.precision, device):
-                batch_loss = training_loss(
-                    replica, batch.to(device), max(1, count), z_loss=settings.z_loss, by_source_K=sums_K
-                )
+                batch_loss = self.objective.loss(replica, batch.to(device), divisor, sums_K)
             with self.meter.time("backward"):
                 self.scale.scaled(batch_loss).backward()
             return torch.cat((batch_loss.detach()[None], sums_K))
@@ -107,24 +144,21 @@ class Stepper:
             self.optimizer.step_unless(skipped, lr)
             scale = self.scale.scale
             self.scale.update(nonfinite)
-        means_K = sums_K / torch.from_numpy(counts_K).to(device, torch.float32, non_blocking=True)
-        return torch.cat((torch.stack((loss, norm, skipped.float(), scale)), means_K)), count
+        means_K = sums_K / torch.tensor(list(counts.values()), dtype=torch.float32).to(device, non_blocking=True)
+        known_K = torch.tensor(list(known.values()), dtype=torch.float32).to(device, non_blocking=True)
+        numbers = torch.cat((torch.stack((loss, norm, skipped.float(), scale)), means_K, known_K))
+        return numbers, int(supervised_BT.sum())
 
-    def named(self, row: Sequence[float], names: Sequence[str]) -> tuple[float, float, float, dict[str, float]]:
+    def named(self, row: Sequence[float]) -> tuple[float, float, float, dict[str, float]]:
         """Loss, gradient norm and skipped of a fetched row of `step`, and what else there is to tell of it."""
         loss, norm, skipped, scale, *means = row
-        extra = {f"loss.{name}": mean for name, mean in zip(names, means, strict=True) if not math.isnan(mean)}
+        extra = {name: mean for name, mean in zip(self.names, means, strict=True) if not math.isnan(mean)}
         return loss, norm, skipped, extra | ({"loss_scale": scale} if self.scale.active else {})
 
     def gradient_factor(self, row: Sequence[float]) -> float:
         """What the step of a fetched row multiplied its gradients with after backward; NaN where that spoilt them."""
         _, norm, _, scale, *_ = row
         return min(1.0, self.settings.grad_clip / (norm + 1e-6)) / scale if math.isfinite(norm) else math.nan
-
-
-def sources_of(rows: Rows) -> Sequence[str]:
-    """Names of the sources that a batch tells apart; none where it does not."""
-    return getattr(rows, "sources", ())
 
 
 def own_batches(rows: Rows, world: World, micro_batch_rows: int, document_mask: bool) -> list[Targets]:
@@ -138,17 +172,13 @@ def own_batches(rows: Rows, world: World, micro_batch_rows: int, document_mask: 
         return micro_batches(rows, micro_batch_rows, document_mask)
     count = len(rows.tokens_BS)
     start, end = (count * rank // world.size for rank in (world.rank, world.rank + 1))
-    mask_BS = getattr(rows, "mask_BS", None)
-    source_BS = getattr(rows, "source_BS", None)
-    own_rows = BatchSlice(
-        rows.tokens_BS[start:end],
-        rows.document_BS[start:end],
-        None if mask_BS is None else mask_BS[start:end],
-        None if source_BS is None else source_BS[start:end],
-    )
+    parts = {name: getattr(rows, name, None) for name in BatchSlice._fields}
+    own_rows = BatchSlice(**{name: None if part is None else part[start:end] for name, part in parts.items()})
     batches = micro_batches(own_rows, micro_batch_rows, document_mask)
     max_batches = -(-count // (world.size * micro_batch_rows))
-    idle_row = BatchSlice(rows.tokens_BS[:1], np.full_like(rows.document_BS[:1], -1), None, source_BS)
+    idle_row = own_rows._replace(
+        tokens_BS=rows.tokens_BS[:1], document_BS=np.full_like(rows.document_BS[:1], -1), mask_BS=None
+    )
     while len(batches) < max_batches:
         batches += micro_batches(idle_row, 1, document_mask)
     return batches
@@ -161,11 +191,12 @@ class BatchSlice(NamedTuple):
     document_BS: np.ndarray
     mask_BS: np.ndarray | None
     source_BS: np.ndarray | None = None
+    values_BSK: np.ndarray | None = None
 
 
 def micro_batches(rows: Rows, micro_batch_rows: int, document_mask: bool) -> list[Targets]:
     """Cut a batch into groups of rows, in order."""
-    mask_BS, source_BS = getattr(rows, "mask_BS", None), getattr(rows, "source_BS", None)
+    mask_BS, source_BS, values_BSK = (getattr(rows, name, None) for name in ("mask_BS", "source_BS", "values_BSK"))
     cuts = [slice(start, start + micro_batch_rows) for start in range(0, len(rows.tokens_BS), micro_batch_rows)]
     return [
         targets(
@@ -174,6 +205,7 @@ def micro_batches(rows: Rows, micro_batch_rows: int, document_mask: bool) -> lis
             None if mask_BS is None else mask_BS[cut],
             document_mask=document_mask,
             source_BS=None if source_BS is None else source_BS[cut],
+            values_BSK=None if values_BSK is None else values_BSK[cut],
         )
         for cut in cuts
     ]
