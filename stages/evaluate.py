@@ -16,7 +16,6 @@ from athanor.evaluation.pages import battery_markdown, left_out_line, samples_ma
 from athanor.evaluation.params import EvalParams
 from athanor.evaluation.report import (
     GREEDY_NAME,
-    Answer,
     answer_rows,
     battery_facts,
     condition_rows,
@@ -32,7 +31,7 @@ from athanor.model.weights import load_model
 from athanor.runtime.machine import machine
 from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
-from athanor.text.conversations import Item, read_items
+from athanor.text.conversations import read_items
 from athanor.text.documents import read_documents
 from athanor.tokenizer.chat import check_made_with
 from athanor.tokenizer.tokenizer import Tokenizer
@@ -43,6 +42,11 @@ MODELS = {"base": Path("models/base"), "sft": Path("models/sft")}
 
 
 def run(run: Run) -> None:
+    measure(run, MODELS, OUT)
+
+
+def measure(run: Run, models: dict[str, Path], out: Path) -> None:
+    """Measure two models by their names; the second one is compared with the first, and also decoded in other ways."""
     params, settings = run.params("eval", EvalParams), machine()
     # One thread per operation and several batches at once: no result depends on the number of cores,
     # and a busy core delays its own batch only.
@@ -65,8 +69,8 @@ def run(run: Run) -> None:
     clock.lap("compression_seconds")
 
     rates, answers = {}, {}
-    with run.progress(2 * len(MODELS), "eval", "parts") as progress:
-        for name, folder in MODELS.items():
+    with run.progress(2 * len(models), run.stage, "parts") as progress:
+        for name, folder in models.items():
             if run.stop_requested():
                 raise Interrupted("stopped on request; nothing is kept, the next run measures again")
             model = load(folder, tokenizer).to(device)
@@ -99,7 +103,7 @@ def run(run: Run) -> None:
     dropped = [read_json(path).get("contaminated_items") for path in (CLEAN / "manifest.json", SFT_DATA)]
     facts = battery_facts(items, answers, params.seed, dropped[0] or {}, dropped[1], left_out)
     (pair,) = facts["paired"].values()
-    all_answers = [answer for name in MODELS for answer in answers[name]]
+    all_answers = [answer for name in models for answer in answers[name]]
     pages = {
         "battery.jsonl": "".join(
             json.dumps(row, sort_keys=True, ensure_ascii=False) + "\n"
@@ -108,11 +112,16 @@ def run(run: Run) -> None:
         "battery.md": battery_markdown(facts["battery"], pair, facts["gold"], conditions, left_out),
         "samples.md": samples_markdown(items, all_answers, params.samples_per_category),
     }
-    write(pages, items, all_answers)
+    parents = {str(path): manifest_digest(path) for path in (CLEAN, BATTERY, TOKENIZER, *models.values())}
+    with new_dir(out) as folder:
+        for page, text in pages.items():
+            write_text(folder / page, text)
+        counts = {"items": len(items), "answers": len(all_answers)}
+        write_manifest(folder, kind="eval", version=1, counts=counts, parents=parents)
     run.metrics({"bpb": bpb_facts(rates, compressors), **facts, "conditions": conditions})
-    run.plot("eval_battery", table_rows(facts["battery"]))
+    run.plot(f"{run.name}_battery", table_rows(facts["battery"]))
     for page in ("battery.md", "samples.md"):
-        run.attach(OUT / page)
+        run.attach(out / page)
 
 
 def load(folder: Path, tokenizer: Tokenizer) -> Transformer:
@@ -120,15 +129,6 @@ def load(folder: Path, tokenizer: Tokenizer) -> Transformer:
     model, facts = load_model(folder)
     check_made_with(facts, tokenizer, where=str(folder), fix="run dvc repro")
     return model
-
-
-def write(pages: dict[str, str], items: list[Item], answers: list[Answer]) -> None:
-    parents = {str(path): manifest_digest(path) for path in (CLEAN, BATTERY, TOKENIZER, *MODELS.values())}
-    counts = {"items": len(items), "answers": len(answers)}
-    with new_dir(OUT) as folder:
-        for page, text in pages.items():
-            write_text(folder / page, text)
-        write_manifest(folder, kind="eval", version=1, counts=counts, parents=parents)
 
 
 class Clock:

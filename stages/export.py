@@ -23,7 +23,17 @@ from athanor.export.params import ExportParams
 from athanor.export.perplexity_gate import check_perplexity
 from athanor.export.probes import battery_prompts, make_probe
 from athanor.export.publish import check_files, write_files
-from athanor.export.source import MANIFESTS, METRICS, MODEL, TOKENIZER, load_source, lock_hashes, manifests, metrics
+from athanor.export.source import (
+    MANIFESTS,
+    METRICS,
+    MODEL,
+    TOKENIZER,
+    Source,
+    load_source,
+    lock_hashes,
+    manifests,
+    metrics,
+)
 from athanor.runtime.machine import machine
 from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
@@ -38,6 +48,28 @@ def run(run: Run) -> None:
     params = run.params("export", ExportParams)
     lineage = manifests()
     source = load_source(MODEL, TOKENIZER, params.name, lineage | metrics(), lock_hashes())
+    counts = {"parameters": source.config.parameter_count()}
+    # Nothing appears under models/export before every check has passed.
+    with new_dir(OUT) as folder:
+        parity = write_checked(run, folder, source, params)
+        files = weights(folder)
+        write_text(folder / "MODEL_CARD.md", model_card(source, card_inputs(lineage, parity, files)))
+        write_manifest(folder, kind="export", version=1, counts=counts, parents=lineage)
+    checked = {name: facts for name, facts in parity.items() if isinstance(facts, dict)}
+    run.metrics(
+        {
+            **counts,
+            "bytes": {name: facts["bytes"] for name, facts in files.items()},
+            "parity": checked,
+            "llama_cpp_checked": int("llama_cpp_f32" in checked),
+        }
+    )
+    run.attach(OUT / "MODEL_CARD.md")
+    run.attach(OUT / "parity.json")
+
+
+def write_checked(run: Run, folder: Path, source: Source, params: ExportParams) -> dict[str, Any]:
+    """Write the model's files and compare every runtime with ours; what was compared, which is in parity.json, too."""
     # A small model's matrices are done before a second thread has woken; on a busy machine it is much slower.
     threads = min(machine().threads, 1 + source.config.parameter_count() // PARAMETERS_PER_THREAD)
     torch.set_num_threads(threads)
@@ -53,31 +85,15 @@ def run(run: Run) -> None:
     if len(probe.windows) < params.parity_windows or len(probe.prompts) < params.parity_prompts:
         available = f"{len(probe.windows)} held-out documents and {len(probe.prompts)} held-out prompts"
         run.note(f"{available} are all there are to compare the runtimes on")
-    counts = {"parameters": source.config.parameter_count()}
-    # Nothing appears under models/export before every check has passed.
-    with new_dir(OUT) as folder:
-        write_files(folder, source, params)
-        started = time.monotonic()
-        workers = max(1, machine().threads // threads)
-        parity = check_files(folder, source, probe, params, threads=threads, note=run.note, workers=workers)
-        texts = (document.text for document in read_documents(VAL))
-        check_perplexity(folder, source, texts, params, parity, threads=threads, note=run.note, workers=workers)
-        run.fact(parity_seconds=round(time.monotonic() - started, 2))
-        write_json(folder / "parity.json", parity)
-        files = weights(folder)
-        write_text(folder / "MODEL_CARD.md", model_card(source, card_inputs(lineage, parity, files)))
-        write_manifest(folder, kind="export", version=1, counts=counts, parents=lineage)
-    checked = {name: facts for name, facts in parity.items() if isinstance(facts, dict)}
-    run.metrics(
-        {
-            **counts,
-            "bytes": {name: facts["bytes"] for name, facts in files.items()},
-            "parity": checked,
-            "llama_cpp_checked": int("llama_cpp_f32" in checked),
-        }
-    )
-    run.attach(OUT / "MODEL_CARD.md")
-    run.attach(OUT / "parity.json")
+    write_files(folder, source, params)
+    started = time.monotonic()
+    workers = max(1, machine().threads // threads)
+    parity = check_files(folder, source, probe, params, threads=threads, note=run.note, workers=workers)
+    texts = (document.text for document in read_documents(VAL))
+    check_perplexity(folder, source, texts, params, parity, threads=threads, note=run.note, workers=workers)
+    run.fact(parity_seconds=round(time.monotonic() - started, 2))
+    write_json(folder / "parity.json", parity)
+    return parity
 
 
 def weights(folder: Path) -> dict[str, dict[str, Any]]:

@@ -82,7 +82,9 @@ def run(run: Run) -> None:
             before_first_step=lambda model: run.log(0, **scalars(validate(model))),
             bases=bases(plan.device, execution.precision),
         )
-        with tuned(model, execution, plan.footprint, settings, loop_hooks, run.anchor / choices.COMPILED, not slot.done):
+        with tuned(
+            model, execution, plan.footprint, settings, loop_hooks, run.anchor / choices.COMPILED, not slot.done
+        ):
             result = train(
                 model,
                 rollouts,

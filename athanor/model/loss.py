@@ -78,9 +78,7 @@ def targets(
         torch.from_numpy(where_N),
         torch.from_numpy(tokens_BS[:, 1:].reshape(-1)[where_N]),
         None if source_BS is None else torch.from_numpy(source_BS[:, 1:].reshape(-1)[where_N]),
-        None
-        if values_BSK is None
-        else torch.from_numpy(values_BSK[:, 1:].reshape(-1, values_BSK.shape[-1])[where_N]),
+        None if values_BSK is None else torch.from_numpy(values_BSK[:, 1:].reshape(-1, values_BSK.shape[-1])[where_N]),
     )
 
 

@@ -37,6 +37,7 @@ from athanor.tokenizer.tokenizer import Tokenizer
 from athanor.training import checkpoint
 
 ROUNDS = "rounds"
+ARRAYS = ("tokens_BS", "mask_BS", "document_BS", "values_BSK")
 SCORED_ROWS = 8  # in one pass
 SCALE_FLOOR = 1e-4  # added to a group's standard deviation, as TRL does
 
@@ -124,10 +125,7 @@ class Asker:
 
 
 class Rollouts:
-    """The sampler of a GRPO training: see `Sampler` of athanor/training/loop.py.
-
-    `scored_by` are the log probabilities of a batch's targets: of the model that trains and of the reference.
-    """
+    """The sampler of a GRPO training: see `Sampler` of athanor/training/loop.py. `model` is the one that trains."""
 
     def __init__(
         self,
@@ -224,7 +222,7 @@ class Rollouts:
     def _write(self, number: int, batches: list[PolicyBatch]) -> None:
         with new_dir(self._path(number)) as folder:
             for index, batch in enumerate(batches):
-                for name in ("tokens_BS", "mask_BS", "document_BS", "values_BSK"):
+                for name in ARRAYS:
                     np.save(folder / f"{index}_{name}.npy", getattr(batch, name))
             write_json(folder / "known.json", dict(batches[0].known))
         parents = (self.folder.parent, self.folder.parent / checkpoint.ANCHORS)
@@ -238,9 +236,8 @@ class Rollouts:
         path = self._path(number)
         try:
             known = read_json(path / "known.json")
-            names = ("tokens_BS", "mask_BS", "document_BS", "values_BSK")
             return [
-                PolicyBatch(*(np.load(path / f"{index}_{name}.npy") for name in names), known)
+                PolicyBatch(**{name: np.load(path / f"{index}_{name}.npy") for name in ARRAYS}, known=known)
                 for index in range(self.params.steps_per_round)
             ]
         except (OSError, ValueError) as error:
