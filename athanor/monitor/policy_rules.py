@@ -7,7 +7,6 @@ few dozen answers or pairs, and what a single step says of them is noise.
 from __future__ import annotations
 
 import math
-from collections import deque
 from typing import ClassVar
 
 from athanor.monitor.finding import CRITICAL, WARNING
@@ -169,7 +168,7 @@ class AnswerFormat(_Level):
 
 
 class LengthHacking(Rule):
-    """Answers become longer in each of four stretches of steps, and the reward does not rise with them."""
+    """Answers become longer in each of four or more stretches of steps, and the reward does not rise with them."""
 
     inputs = ("policy.answer_tokens", "policy.reward")
     phases = ("grpo",)
@@ -178,26 +177,27 @@ class LengthHacking(Rule):
         self.alarm.calm = 3  # stretches
         size = self.shared.span(0.1, 8, 20)
         self.lengths, self.rewards = Window(size), Window(size)
-        self.medians: deque[tuple[float, float]] = deque(maxlen=4)
+        self.medians: list[tuple[float, float]] = []  # of the stretches since answers last became shorter
 
     def check(self, step: int, row: Row) -> Verdict | None:
         self.lengths.add(row["policy.answer_tokens"])
         self.rewards.add(row["policy.reward"])
         if len(self.lengths) < self.lengths.size:
             return NO_READING
+        if self.medians and self.lengths.median <= self.medians[-1][0]:
+            self.medians = []
         self.medians.append((self.lengths.median, self.rewards.median))
         self.lengths.clear()
         self.rewards.clear()
-        lengths, rewards = zip(*self.medians, strict=True)
-        limit = self.limits.length_growth * lengths[0]
-        if len(lengths) < 4 or list(lengths) != sorted(set(lengths)) or lengths[-1] <= limit:
+        (first, reward_then), (length, reward) = self.medians[0], self.medians[-1]
+        limit = self.limits.length_growth * first
+        earned = reward > reward_then + self.limits.length_reward * abs(reward_then)
+        if len(self.medians) < 4 or length <= limit or earned:
             return None
-        if rewards[-1] > rewards[0] + self.limits.length_reward * abs(rewards[0]):
-            return None
-        text = f"Answers grew from {lengths[0]:.0f} to {lengths[-1]:.0f} tokens while the reward went from "
-        text += f"{rewards[0]:.3f} to {rewards[-1]:.3f}: length is learned, not the task."
+        text = f"Answers grew from {first:.0f} to {length:.0f} tokens while the reward went from "
+        text += f"{reward_then:.3f} to {reward:.3f}: length is learned, not the task."
         fix = "grpo.brevity_reward higher, grpo.kl_coefficient higher, or grpo.max_new_tokens smaller."
-        return Verdict(WARNING, lengths[-1], limit, text, fix)
+        return Verdict(WARNING, length, limit, text, fix)
 
 
 class SamplerGap(_Level):

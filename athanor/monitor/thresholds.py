@@ -92,7 +92,7 @@ class Thresholds:
     answer_format_warning: float = param(min=0.0, max=1.0, default=0.9)
     answer_format_critical: float = param(min=0.0, max=1.0, default=0.5)
     answer_format_fall: float = param(min=0.0, max=1.0, default=0.9)  # of its best: noise near a line is no fall
-    length_growth: float = param(min=1.0, default=1.5)  # times, over four stretches of a tenth of the run
+    length_growth: float = param(min=1.0, default=1.5)  # times, over four or more stretches of a tenth of the run
     length_reward: float = param(min=0.0, default=0.05)  # a rise of the reward that longer answers may have earned
     sampler_gap_warning: float = param(min=0.0, default=0.1)  # nats per token
     sampler_gap_critical: float = param(min=0.0, default=1.0)
