@@ -6,7 +6,7 @@ import math
 from collections import deque
 
 from athanor.monitor.finding import CRITICAL, INFO, WARNING
-from athanor.monitor.rule import MIN_HISTORY, NO_READING, Row, Rule, Verdict
+from athanor.monitor.rule import CROSS_ENTROPY, MIN_HISTORY, NO_READING, Row, Rule, Verdict
 
 SKIP_WINDOW = 1000
 EXPONENTS = {"fp16": 16, "bf16": 128, "fp32": 128}  # two to their power is no number of the format any more
@@ -115,6 +115,7 @@ class GradientSpike(Rule):
     """The gradient norm rises suddenly; judged by its logarithm."""
 
     inputs = ("grad_norm",)
+    phases = (*CROSS_ENTROPY, "dpo")  # policy_gradient knows that of grpo
 
     def check(self, step: int, row: Row) -> Verdict | None:
         norm, history = row["grad_norm"], self.shared.log_norm
@@ -122,11 +123,13 @@ class GradientSpike(Rule):
             return None
         median = math.exp(history.median)
         times, limits = norm / median, self.limits
-        huge = self.phase == "sft" and norm > limits.gradient_absolute
+        huge = self.phase != "pretrain" and norm > limits.gradient_absolute
         if times <= limits.gradient_rise and not huge:
             return None
         z = (math.log(norm) - history.median) / max(history.sigma, 0.01)
-        if z <= limits.gradient_sigma and times <= limits.gradient_warning and not huge:
+        far = z > limits.gradient_sigma, times > limits.gradient_warning
+        # Late in dpo most batches have a norm near 0, and one with a wrong pair tens of times that: both must hold.
+        if not (all(far) if self.phase == "dpo" else any(far)) and not huge:
             return None
         critical = times > limits.gradient_critical or huge
         text = f"The gradient norm burst to {norm:.3g}, {times:.1f} times the median {median:.3g} "
@@ -140,6 +143,7 @@ class GradientBand(Rule):
     """A norm that stays outside what is usual."""
 
     inputs = ("grad_norm",)
+    phases = CROSS_ENTROPY  # that of grpo and dpo is near 0 where groups tie and where pairs are learned
 
     def begin(self) -> None:
         self.need = self.shared.log_norm.size
@@ -168,6 +172,8 @@ class VanishingGradient(Rule):
         self.low_steps = self.zero_steps = 0
 
     def check(self, step: int, row: Row) -> Verdict | None:
+        if row.get("policy.tied_groups") == 1:  # nothing to learn from: told by tied_groups
+            return NO_READING
         norm = row["grad_norm"]
         self.low_steps = self.low_steps + 1 if norm < self.limits.vanishing_norm else 0
         self.zero_steps = self.zero_steps + 1 if norm == 0 else 0
@@ -295,6 +301,7 @@ class EmbeddingSpread(_Vital):
     growth = 1.2
 
     inputs = ("vitals.embedding_spread",)
+    phases = CROSS_ENTROPY  # what it advises, a z_loss, is of cross entropy
     limit = "embedding_spread"
     text = "The spread of the output matrix's row norms"
     fix = "{phase}.lr lower or {phase}.z_loss 1e-4; a smaller tokenizer.vocab_size if many tokens are rare."
@@ -311,6 +318,7 @@ class EmbeddingSpread(_Vital):
 
 class FinalNormGain(_Vital):
     inputs = ("vitals.final_norm_gain",)
+    phases = CROSS_ENTROPY
     limit = "final_norm_gain"
     text = "The gain of the final norm"
     fix = "{phase}.z_loss 1e-4 or {phase}.lr lower: the logits grow by way of this gain."

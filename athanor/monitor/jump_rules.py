@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from athanor.monitor.finding import CRITICAL, INFO, WARNING
-from athanor.monitor.rule import MIN_HISTORY, NO_READING, Row, Rule, Spike, Verdict, losses_of
+from athanor.monitor.rule import CROSS_ENTROPY, MIN_HISTORY, NO_READING, Row, Rule, Spike, Verdict, losses_of
 from athanor.monitor.statistics import MEDIAN_ERROR, Window, median
 
 
@@ -20,6 +20,7 @@ class LossSpike(Rule):
     """
 
     inputs = ("loss",)
+    phases = CROSS_ENTROPY
 
     def begin(self) -> None:
         self.jumps: dict[str, _Jump] = {}
@@ -106,6 +107,7 @@ class SpikeRecovery(Rule):
     """What became of a spike: back soon (information), late (warning), or never (critical)."""
 
     inputs = ("loss",)
+    phases = CROSS_ENTROPY
 
     def begin(self) -> None:
         self.fast_steps, self.never_steps = self.shared.span(0.05, 10, 50), self.shared.span(0.3, 60, 500)
@@ -142,6 +144,7 @@ class ResumeSpike(Rule):
     """The loss after a resume is higher than before it: something was not restored."""
 
     inputs = ("loss",)
+    phases = CROSS_ENTROPY
 
     def begin(self) -> None:
         self.need = self.shared.span(0.05, 10, 50)
@@ -181,6 +184,7 @@ class ResumeUnderReport(Rule):
     """The loss is too low after a resume and steps up later: the same data came again in between."""
 
     inputs = ("loss",)
+    phases = CROSS_ENTROPY
 
     def begin(self) -> None:
         self.need, self.until = self.shared.span(0.05, 10, 50), self.shared.span(0.5, 100, 1000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from athanor.monitor.finding import CRITICAL, INFO, WARNING
-from athanor.monitor.rule import NO_READING, Row, Rule, Verdict
+from athanor.monitor.rule import CROSS_ENTROPY, NO_READING, Row, Rule, Verdict
 from athanor.monitor.statistics import MEDIAN_ERROR, Window
 
 
@@ -13,6 +13,7 @@ class InitialLoss(Rule):
     """A model that knows nothing scores ln(vocabulary size)."""
 
     inputs = ("loss",)
+    phases = CROSS_ENTROPY
 
     def check(self, step: int, row: Row) -> Verdict | None:
         size = self.shared.plan.vocab_size
@@ -78,6 +79,7 @@ class Plateau(Rule):
     """Two blocks of steps with the same mean loss, while the rate is still high. Only information."""
 
     inputs = ("loss", "lr")
+    phases = CROSS_ENTROPY
 
     def begin(self) -> None:
         self.size = max(self.shared.span(0.1, 100, 1000), (self.shared.plan.total_steps or 0) // 20)
@@ -112,6 +114,7 @@ class Divergence(Rule):
     """The median loss stays above its best without any spike, by more than noise explains."""
 
     inputs = ("loss",)
+    phases = (*CROSS_ENTROPY, "dpo")
 
     def begin(self) -> None:
         self.size = self.alarm.need = self.alarm.window = self.shared.span(0.1, 20, 100)
@@ -170,6 +173,7 @@ class NanLoss(Rule):
 
 class ZeroLoss(Rule):
     inputs = ("loss",)
+    phases = CROSS_ENTROPY
     agreed = (5, 5)
 
     def check(self, step: int, row: Row) -> Verdict | None:
@@ -184,6 +188,7 @@ class ConstantLoss(Rule):
     """The same loss again and again: a batch that never changes, or weights that do not."""
 
     inputs = ("loss",)
+    phases = (*CROSS_ENTROPY, "dpo")
 
     def begin(self) -> None:
         self.need = self.shared.span(0.2, 10, 50)
@@ -207,6 +212,7 @@ class Overfitting(Rule):
     """Three validations in a row went up while the training loss went down."""
 
     inputs = ("validation",)
+    phases = CROSS_ENTROPY
 
     def begin(self) -> None:
         self.alarm.calm = 1

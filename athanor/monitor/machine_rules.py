@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from athanor.monitor.finding import CRITICAL, INFO, WARNING
-from athanor.monitor.rule import NO_READING, Row, Rule, Verdict
+from athanor.monitor.rule import CROSS_ENTROPY, NO_READING, Row, Rule, Verdict
 from athanor.monitor.statistics import Window
 
 MIB = 2**20
@@ -43,6 +43,7 @@ class Throughput(Rule):
     """
 
     inputs = ("tokens_per_second",)
+    phases = (*CROSS_ENTROPY, "dpo")  # the speed of grpo goes with the length of its answers
 
     def begin(self) -> None:
         self.skip, self.size = self.shared.span(0.04, 10, 20), self.shared.span(0.1, 25, 50)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from athanor.monitor import gradient_rules, jump_rules, loss_rules, machine_rules
+from athanor.monitor import gradient_rules, jump_rules, loss_rules, machine_rules, policy_rules
 from athanor.monitor.finding import LEVELS, Finding
 from athanor.monitor.rule import NO_READING, Plan, Rule, Shared, losses_of
 from athanor.monitor.statistics import Window
@@ -25,9 +25,10 @@ RULES: dict[str, type[Rule]] = {
     **jump_rules.RULES,
     **gradient_rules.RULES,
     **machine_rules.RULES,
+    **policy_rules.RULES,
 }
 # Of each stage that trains, the phase whose rules judge it: also the section of params.yaml that it reads.
-PHASES = {"pretrain": "pretrain", "sft": "sft", "lora": "sft"}
+PHASES = {"pretrain": "pretrain", "sft": "sft", "lora": "sft", "grpo": "grpo", "dpo": "dpo"}
 
 # Validations have other names in each phase.
 VALIDATIONS = ("val_bpb.all", "val_loss")

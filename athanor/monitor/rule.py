@@ -19,6 +19,12 @@ Row = Mapping[str, float]
 WINDOW = 128  # steps behind the medians of loss and gradient norm
 MIN_HISTORY = 20  # steps before anything is compared with them
 
+# Phases whose loss is a cross entropy and falls as the model learns. That of grpo hovers around 0 and is often below
+# it: only a loss that is no number says something there. That of dpo begins at ln 2 whatever the vocabulary is, falls
+# towards 0 where pairs are learned by heart, and is mostly that of the few pairs of a batch that are wrong: its jumps
+# and its level after a resume are noise. A lasting rise is none, and a loss that never changes is a fault.
+CROSS_ENTROPY = ("pretrain", "sft")
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -27,7 +33,7 @@ class Plan:
     `rate`: learning rate of the step that ends at a token position.
     """
 
-    phase: str  # pretrain, or sft (a LoRA as well): also the section of params.yaml that fixes name
+    phase: str  # pretrain, sft (a LoRA as well), grpo or dpo: also the section of params.yaml that fixes name
     rate: Callable[[int], float] | None = None
     total_steps: int | None = None
     batch_tokens: int | None = None
@@ -114,7 +120,7 @@ class Rule:
     """
 
     inputs: ClassVar[tuple[str, ...]]
-    phases: ClassVar[tuple[str, ...]] = ("pretrain", "sft")
+    phases: ClassVar[tuple[str, ...]] = ("pretrain", "sft", "grpo", "dpo")
     finite: ClassVar[bool] = True  # sleeps at steps where an input is not a finite number
     agreed: ClassVar[tuple[int, int]] = (1, 1)  # so many of so many readings raise the alarm
 

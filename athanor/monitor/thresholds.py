@@ -44,7 +44,7 @@ class Thresholds:
     gradient_rise: float = param(min=1.0, default=5.0)  # times the median; what sigma alone finds may be noise
     gradient_warning: float = param(min=1.0, default=10.0)  # times the median
     gradient_critical: float = param(min=1.0, default=50.0)
-    gradient_absolute: float = param(min=0.0, default=100.0)  # fine-tuning only
+    gradient_absolute: float = param(min=0.0, default=100.0)  # fine-tuning and dpo
     gradient_low: float = param(min=0.0, default=0.01)  # band of the median norm
     gradient_high: float = param(min=0.0, default=10.0)
     vanishing_norm: float = param(min=0.0, default=1e-6)
@@ -67,6 +67,44 @@ class Thresholds:
     host_memory_growth: float = param(min=0.0, default=0.02)
     host_memory_critical: float = param(min=0.0, max=1.0, default=0.95)  # of the machine's memory
     checkpoint_cost: float = param(min=0.0, max=1.0, default=0.02)
+
+    # Training after fine-tuning, of a small model on short answers that can be checked; medians of some steps. A low
+    # reward has no line: such a model may begin at a few right answers in a hundred, and learns from them.
+    reward_fall: float = param(min=0.0, default=0.2)  # of the reward at the start
+    reward_fall_errors: float = param(min=1.0, default=5.0)  # standard errors of the difference of two medians
+    tied_groups_warning: float = param(min=0.0, max=1.0, default=0.8)
+    tied_groups_critical: float = param(min=0.0, max=1.0, default=0.999)  # at each of the steps
+    reward_spread_warning: float = param(min=0.0, default=0.01)  # standard deviation within a group
+    reward_spread_critical: float = param(min=0.0, default=1e-6)
+    # Nats per token. At 0.05 long answers of a large model have collapsed; short ones that are right are as sure as that.
+    entropy_collapse_warning: float = param(min=0.0, default=0.03)
+    entropy_collapse_critical: float = param(min=0.0, default=0.01)
+    entropy_fall: float = param(min=0.0, max=1.0, default=0.2)  # of its start; to fall slowly is what the method does
+    entropy_growth_warning: float = param(min=0.0, default=0.3)
+    entropy_growth_critical: float = param(min=0.0, default=1.0)
+    entropy_rise: float = param(min=1.0, default=2.0)  # times its start
+    policy_kl_warning: float = param(min=0.0, default=0.5)  # nats per token
+    policy_kl_critical: float = param(min=0.0, default=2.0)
+    clip_share_warning: float = param(min=0.0, max=1.0, default=0.1)
+    clip_share_critical: float = param(min=0.0, max=1.0, default=0.3)
+    cut_answers_warning: float = param(min=0.0, max=1.0, default=0.3)
+    cut_answers_critical: float = param(min=0.0, max=1.0, default=0.8)
+    answer_format_warning: float = param(min=0.0, max=1.0, default=0.9)
+    answer_format_critical: float = param(min=0.0, max=1.0, default=0.5)
+    answer_format_fall: float = param(min=0.0, max=1.0, default=0.9)  # of its best: noise near a line is no fall
+    length_growth: float = param(min=1.0, default=1.5)  # times, over four or more stretches of a tenth of the run
+    length_reward: float = param(min=0.0, default=0.05)  # a rise of the reward that longer answers may have earned
+    sampler_gap_warning: float = param(min=0.0, default=0.1)  # nats per token
+    sampler_gap_critical: float = param(min=0.0, default=1.0)
+    policy_gradient_warning: float = param(min=0.0, default=5.0)
+    policy_gradient_critical: float = param(min=0.0, default=10.0)
+    displacement_warning: float = param(max=0.0, default=-0.3)  # nats per token against the reference
+    displacement_critical: float = param(max=0.0, default=-1.0)
+    preference_accuracy_warning: float = param(min=0.0, max=1.0, default=0.5)
+    preference_accuracy_critical: float = param(min=0.0, max=1.0, default=0.4)
+    # A pair of margin 10 has a loss of 5e-5 and nothing left to teach.
+    preference_margin_warning: float = param(min=0.0, default=10.0)
+    preference_margin_critical: float = param(min=0.0, default=30.0)
 
     def __post_init__(self) -> None:
         from athanor.monitor.monitor import RULES

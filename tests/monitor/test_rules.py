@@ -12,9 +12,12 @@ from collections.abc import Callable
 
 import pytest
 
+from athanor.monitor import policy_rules
 from athanor.monitor.finding import LEVELS, Finding, events
 from athanor.monitor.monitor import RULES
 from tests.monitor.curves import BATCH, GIB, Rows, change, findings, healthy, schedule, trouble
+
+GENERAL = set(RULES) - set(policy_rules.RULES)  # those have a file of tests of their own
 
 
 def names(found: list[Finding]) -> list[str]:
@@ -220,9 +223,14 @@ def test_every_fix_and_diagnosis_is_a_sentence():
     for rows, phase, precision in cases:
         for finding in findings(rows, int(rows[-1]["step"]), phase, precision=precision):
             told.setdefault(finding.rule, set()).update((finding.diagnosis, finding.fix))
-    assert set(told) >= set(RULES) - {"resume_spike", "resume_under_report"}
-    dotted = {"pretrain", "sft", "model", "tokenizer", "sft_data", "machine"}  # parameters, and machine.yaml
-    for text in sorted(text for texts in told.values() for text in texts):
+    assert set(told) >= GENERAL - {"resume_spike", "resume_under_report"}
+    check_sentences(sorted(text for texts in told.values() for text in texts))
+
+
+def check_sentences(texts: list[str]) -> None:
+    # Sections of params.yaml, and machine.yaml.
+    dotted = {"pretrain", "sft", "grpo", "dpo", "model", "tokenizer", "sft_data", "grpo_data", "machine"}
+    for text in texts:
         assert text.endswith(".") and "  " not in text and text.count("(") == text.count(")"), text
         joined = [first for first, _ in re.findall(r"([A-Za-z_]+)\.([A-Za-z_]+)", text) if first not in dotted]
         assert not joined, text
@@ -478,7 +486,7 @@ def test_weights_that_begin_with_a_hopeless_spread_are_told():
 
 def test_every_rule_has_a_planted_fault():
     elsewhere = {"divergence", "spike_recovery", "plateau", "resume_spike", "resume_under_report"}
-    assert {rule for _, _, rule, _ in FAULTS} | elsewhere == set(RULES)
+    assert {rule for _, _, rule, _ in FAULTS} | elsewhere == GENERAL
 
 
 def test_events_gather_findings_of_a_rule():
