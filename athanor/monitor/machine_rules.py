@@ -114,9 +114,10 @@ class _Steps:
 
 
 class DataWait(Rule):
-    """The share of a step's time that waits for data."""
+    """The share of a step's time that waits for data. That of grpo is drawn from the model, which takes its time."""
 
     inputs = STEP_PARTS
+    phases = ("pretrain", "sft", "dpo")
 
     def begin(self) -> None:
         self.alarm.calm = 2  # stretches

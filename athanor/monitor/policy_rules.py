@@ -200,17 +200,6 @@ class LengthHacking(Rule):
         return Verdict(WARNING, length, limit, text, fix)
 
 
-class SamplerGap(_Level):
-    inputs = ("policy.logprob_gap",)
-    line = "sampler_gap"
-    text = "Sampler and training pass disagree by {now:.2g} nats per token on the same answers, with the same weights."
-    fix = "grpo.precision fp32; if the gap stays, the sampler has old weights or another mask."
-
-    def begin(self) -> None:
-        super().begin()
-        self.recent = Window(3)  # it comes once in a round
-
-
 class PolicyGradient(_Level):
     """The norm before clipping, by its level alone: it is 0 where groups tie and jumps where few do not."""
 
@@ -271,7 +260,6 @@ RULES: dict[str, type[Rule]] = {
     "cut_answers": CutAnswers,
     "answer_format": AnswerFormat,
     "length_hacking": LengthHacking,
-    "sampler_gap": SamplerGap,
     "policy_gradient": PolicyGradient,
     "likelihood_displacement": LikelihoodDisplacement,
     "preference_accuracy": PreferenceAccuracy,

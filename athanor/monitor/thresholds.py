@@ -94,8 +94,6 @@ class Thresholds:
     answer_format_fall: float = param(min=0.0, max=1.0, default=0.9)  # of its best: noise near a line is no fall
     length_growth: float = param(min=1.0, default=1.5)  # times, over four or more stretches of a tenth of the run
     length_reward: float = param(min=0.0, default=0.05)  # a rise of the reward that longer answers may have earned
-    sampler_gap_warning: float = param(min=0.0, default=0.1)  # nats per token
-    sampler_gap_critical: float = param(min=0.0, default=1.0)
     policy_gradient_warning: float = param(min=0.0, default=5.0)
     policy_gradient_critical: float = param(min=0.0, default=10.0)
     displacement_warning: float = param(max=0.0, default=-0.3)  # nats per token against the reference

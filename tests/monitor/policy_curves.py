@@ -54,7 +54,6 @@ def _grpo(steps: int, draw: np.random.Generator) -> dict[str, np.ndarray]:
         "grad_norm": np.where(tied, 0.0, draw.uniform(0.05, 0.8) * _noise(draw, 0.5, steps)),
         "policy.kl": draw.uniform(0.01, 0.25) * t * _noise(draw, 0.3, steps),
         "policy.entropy": entropy * _noise(draw, 0.12, steps),
-        "policy.logprob_gap": np.where(first, 0.01 * _noise(draw, 0.5, steps), np.nan),
         "policy.clip_share": np.where(first, 0.0, 0.02 * _noise(draw, 0.5, steps)),
     }
 

@@ -81,8 +81,6 @@ FAULTS = [
     ("grpo", "answer_format", "warning", step_to("format_share", 0.95, 0.8)),
     ("grpo", "answer_format", "critical", step_to("format_share", 0.95, 0.4)),
     ("grpo", "length_hacking", "warning", longer),
-    ("grpo", "sampler_gap", "warning", policy("logprob_gap", lambda value: 0.2 + value)),
-    ("grpo", "sampler_gap", "critical", policy("logprob_gap", lambda value: 2.0 + value)),
     ("grpo", "policy_gradient", "warning", lambda rows, at: change(rows, "grad_norm", lambda s, v: 6 + v, at)),
     ("grpo", "policy_gradient", "critical", lambda rows, at: change(rows, "grad_norm", lambda s, v: 12 + v, at)),
     ("dpo", "likelihood_displacement", "warning", policy("chosen", lambda value: -0.5)),
