@@ -95,7 +95,9 @@ def run(run: Run) -> None:
         facts = {"tokenizer_digest": vocabulary.digest, "template_hash": vocabulary.template_hash}
         save_model(OUT, model, config, facts, parents=parents, history=result.trained_by)
         slot.mark_done()
-    run.metrics({**result.metrics(config), "chosen_step": result.chosen_step, "epochs": sampler.order.epoch(result.tokens)})
+    run.metrics(
+        {**result.metrics(config), "chosen_step": result.chosen_step, "epochs": sampler.order.epoch(result.tokens)}
+    )
     run.plot("dpo", result.curve)
     run.plot("dpo_validation", result.validation_rows(lambda row: {n: row[n] for n in ("loss", "accuracy", "margin")}))
     run.fact(**result.trained_by, **with_rates(result.timings(config), plan.device, plan.footprint.precision))

@@ -22,6 +22,7 @@ COMMANDS = {  # name: arguments, what it does
     "compare": ("A B", "two experiments or revisions: parameters, scores, noise"),
     "data": ("peek | report | trace ID | steps A:B", "look at the data: documents, a page, one's way"),
     "sft": ("peek [--source NAME]", "rows of instruction tuning, with what is supervised"),
+    "rl": ("grpo | dpo [--force]", "train the chat model on, by rewards or by preferences"),
     "probe": ("lr | recipe", "find the learning rate; half-lives of a recipe"),
     "synthesize": ("[--dry-run]", "conversations by another model; costs money"),
     "preset": ("list | show NAME | use NAME", "params files of other sizes; make one params.yaml"),

@@ -1,4 +1,4 @@
-"""Running a side stage: a stage that no other one needs, in a file of its own in probes/ (why: probes/lr.yaml)."""
+"""Running a side stage: one that the main graph does not need, in a file of its own in probes/ or rl/ (why: probes/lr.yaml)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from athanor.runtime.facts import Graph
 from athanor.runtime.locks import try_lock
 from athanor.runtime.terminal import stop_signals
 
-DVC_FILE, LOCK = Path(SIDE) / "dvc.yaml", Path(SIDE) / dvc_lock.LOCK
+LOCK = Path(SIDE) / dvc_lock.LOCK
 SHIP_SECONDS = 60.0
 DVC = (sys.executable, "-m", "dvc", "repro")
 
@@ -30,7 +30,9 @@ def repro(root: Path, file: Path, stage: str, force: bool) -> int:
     repair_dvc_files(root)
     with try_lock(root / ".athanor" / "probe.lock") as free:
         if not free:
-            raise InputError("another probe or synthesize is at work here", where=str(root), fix="wait for it")
+            raise InputError(
+                "another side stage (probe, synthesize, rl) is at work here", where=str(root), fix="wait for it"
+            )
         status = _repro(root, file, stage, force)
     ship.wait(root, SHIP_SECONDS if not status else 5.0)
     return status
@@ -44,8 +46,9 @@ def repair_dvc_files(root: Path) -> None:
 
 def _repro(root: Path, file: Path, stage: str, force: bool) -> int:
     """Run `dvc repro`; the file has the name that DVC expects only as long as that takes."""
-    run_command, target = command_runner(), f"{DVC_FILE.as_posix()}:{stage}"
-    shutil.copyfile(root / file, root / DVC_FILE)
+    dvc_file = file.with_name("dvc.yaml")
+    run_command, target = command_runner(), f"{dvc_file.as_posix()}:{stage}"
+    shutil.copyfile(root / file, root / dvc_file)
     try:
         if not force:
             return run_command([*DVC, target], cwd=root)
@@ -54,7 +57,7 @@ def _repro(root: Path, file: Path, stage: str, force: bool) -> int:
         status = run_command([*DVC, *upstream], cwd=root) if upstream else 0
         return status or run_command([*DVC, "--force", "--single-item", target], cwd=root)
     finally:
-        (root / DVC_FILE).unlink(missing_ok=True)
+        (root / dvc_file).unlink(missing_ok=True)
 
 
 def command_runner(

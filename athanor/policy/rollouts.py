@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from athanor.base.artifacts import digest, new_dir, read_json, write_json
-from athanor.base.errors import GateError
+from athanor.base.artifacts import digest, new_dir, read_manifest, verify_files, write_manifest
+from athanor.base.errors import AthanorError, GateError
 from athanor.data.order import permutation
 from athanor.data.rows import pack
 from athanor.data.sampler import NO_DOCUMENT
@@ -69,6 +69,8 @@ class Group(NamedTuple):
     @property
     def advantages(self) -> np.ndarray:
         rewards = np.asarray(self.rewards)
+        if self.tied:  # exactly 0: an optimiser that divides by the size of gradients would make a step of any rest
+            return np.zeros(len(rewards))
         return (rewards - rewards.mean()) / (rewards.std(ddof=1) + SCALE_FLOOR)
 
 
@@ -224,7 +226,8 @@ class Rollouts:
             for index, batch in enumerate(batches):
                 for name in ARRAYS:
                     np.save(folder / f"{index}_{name}.npy", getattr(batch, name))
-            write_json(folder / "known.json", dict(batches[0].known))
+            counts, known = {"steps": len(batches)}, dict(batches[0].known)
+            write_manifest(folder, kind=ROUNDS, version=1, counts=counts, known=known)
         parents = (self.folder.parent, self.folder.parent / checkpoint.ANCHORS)
         steps = [checkpoint.step_of(path) for parent in parents for path in checkpoint.steps(parent)]
         needed = self._path(min(steps, default=0) // self.params.steps_per_round)
@@ -235,14 +238,15 @@ class Rollouts:
     def _read(self, number: int) -> list[PolicyBatch]:
         path = self._path(number)
         try:
-            known = read_json(path / "known.json")
-            return [
-                PolicyBatch(**{name: np.load(path / f"{index}_{name}.npy") for name in ARRAYS}, known=known)
-                for index in range(self.params.steps_per_round)
-            ]
-        except (OSError, ValueError) as error:
+            verify_files(path)
+            known = read_manifest(path, ROUNDS, 1)["known"]
+        except (OSError, AthanorError) as error:
             fix = "athanor slots drop, and begin this stage again"
             raise GateError("answers of a round", f"cannot be read: {error}", where=str(path), fix=fix) from None
+        return [
+            PolicyBatch(**{name: np.load(path / f"{index}_{name}.npy") for name in ARRAYS}, known=known)
+            for index in range(self.params.steps_per_round)
+        ]
 
 
 def scores(groups: Sequence[Group], items: Sequence[Item]) -> dict[str, Any]:
