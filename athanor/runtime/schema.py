@@ -19,6 +19,7 @@ from athanor.tokenizer_training.params import MEMORY_FACTOR
 from athanor.training.sft_params import SCRATCH
 
 FOREIGN_STAGES = ("lora-data", "lora", "lora-export")
+RL_STAGES = ("grpo-data", "grpo")  # of rl/grpo.yaml
 
 
 def schemas() -> dict[str, type]:
@@ -30,6 +31,7 @@ def schemas() -> dict[str, type]:
     from athanor.data.mixture_params import MixtureParams
     from athanor.evaluation.params import EvalParams
     from athanor.export.params import ExportParams
+    from athanor.rewards.params import GrpoDataParams
     from athanor.sharding.params import ShardParams
     from athanor.sources.battery_params import BatteryParams
     from athanor.sources.instruct_params import InstructParams
@@ -56,6 +58,7 @@ def schemas() -> dict[str, type]:
         "probe_lr": ProbeLrParams,
         "sft": SftParams,
         "lora": LoraParams,
+        "grpo_data": GrpoDataParams,
         "eval": EvalParams,
         "export": ExportParams,
         "synthetic": SyntheticParams,

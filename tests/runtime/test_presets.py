@@ -99,6 +99,7 @@ def disagreements(sections: dict[str, Any]) -> set[str]:
         "vocabulary": sections["model"].vocab_size in (None, sections["tokenizer"].vocab_size),
         "exercises": exercises <= set(CATEGORIES),
         "battery": battery - set(BATTERY_ONLY) <= exercises,  # never asked in a form that was not trained
+        "reward questions": set(sections["grpo_data"].categories) <= exercises,
         "fact categories": facts <= set(CATEGORIES),
         "answers": sections["eval"].max_new_tokens < context,
     }
@@ -253,6 +254,7 @@ def _set(value: Any, *keys: Any) -> Callable[[dict[str, Any]], None]:
         (_set(32000, "tokenizer", "vocab_size"), "vocabulary"),
         (_rename("addition", "additions", "instruct", "sources", -2, "categories"), "exercises"),
         (_set(5, "battery", "categories", "division"), "battery"),
+        (_set(5, "grpo_data", "categories", "division"), "reward questions"),
         (_set(["recall"], "sft_data", "decontamination", "fact_categories"), "fact categories"),
         (_set(1024, "eval", "max_new_tokens"), "answers"),
     ],
