@@ -9,7 +9,7 @@ from athanor.base.artifacts import manifest_digest, new_dir, write_manifest
 from athanor.base.errors import GateError, InputError
 from athanor.evaluation.item_gate import check_items
 from athanor.evaluation.scoring import scorable
-from athanor.rewards.params import GrpoDataParams
+from athanor.rewards.params import KIND, VERSION, GrpoDataParams
 from athanor.rewards.questions import draw_questions
 from athanor.runtime.machine import machine
 from athanor.runtime.process import stage_main
@@ -41,7 +41,7 @@ def run(run: Run) -> None:
         for side, rows in items.items():
             write_rows(folder / f"{side}.jsonl", rows)
         parents = {"battery": manifest_digest(BATTERY)}
-        write_manifest(folder, kind="grpo-data", version=1, counts=counts, parents=parents, left_out=dict(left_out))
+        write_manifest(folder, kind=KIND, version=VERSION, counts=counts, parents=parents, left_out=dict(left_out))
     run.metrics({"questions": counts, "left_out": dict(left_out), "questions_compared_with_battery": compared})
 
 

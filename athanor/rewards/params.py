@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from athanor.base.errors import ParamsError, suggest
 from athanor.base.strict import param
 
+KIND, VERSION = "grpo-data", 1  # of the folder with the questions
 REWARDS = ("correct", "format", "brevity")
 
 

@@ -19,7 +19,7 @@ from athanor.tokenizer_training.params import MEMORY_FACTOR
 from athanor.training.sft_params import SCRATCH
 
 FOREIGN_STAGES = ("lora-data", "lora", "lora-export")
-RL_STAGES = ("grpo-data", "grpo")  # of rl/grpo.yaml
+RL_STAGES = tuple(f"{method}{part}" for method in ("grpo", "dpo") for part in ("-data", "", "-eval", "-export"))
 
 
 def schemas() -> dict[str, type]:
@@ -31,6 +31,7 @@ def schemas() -> dict[str, type]:
     from athanor.data.mixture_params import MixtureParams
     from athanor.evaluation.params import EvalParams
     from athanor.export.params import ExportParams
+    from athanor.policy.params import GrpoParams
     from athanor.rewards.params import GrpoDataParams
     from athanor.sharding.params import ShardParams
     from athanor.sources.battery_params import BatteryParams
@@ -59,6 +60,7 @@ def schemas() -> dict[str, type]:
         "sft": SftParams,
         "lora": LoraParams,
         "grpo_data": GrpoDataParams,
+        "grpo": GrpoParams,
         "eval": EvalParams,
         "export": ExportParams,
         "synthetic": SyntheticParams,
