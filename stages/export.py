@@ -51,7 +51,7 @@ def run(run: Run) -> None:
     counts = {"parameters": source.config.parameter_count()}
     # Nothing appears under models/export before every check has passed.
     with new_dir(OUT) as folder:
-        parity = write_checked(run, folder, source, params)
+        parity = write_checked(run, folder, source, params, BATTERY)
         files = weights(folder)
         write_text(folder / "MODEL_CARD.md", model_card(source, card_inputs(lineage, parity, files)))
         write_manifest(folder, kind="export", version=1, counts=counts, parents=lineage)
@@ -68,8 +68,8 @@ def run(run: Run) -> None:
     run.attach(OUT / "parity.json")
 
 
-def write_checked(run: Run, folder: Path, source: Source, params: ExportParams) -> dict[str, Any]:
-    """Write the model's files and compare every runtime with ours; what was compared, which is in parity.json, too."""
+def write_checked(run: Run, folder: Path, source: Source, params: ExportParams, battery: Path) -> dict[str, Any]:
+    """Write the model's files and compare every runtime with ours, on prompts of `battery`; what was compared."""
     # A small model's matrices are done before a second thread has woken; on a busy machine it is much slower.
     threads = min(machine().threads, 1 + source.config.parameter_count() // PARAMETERS_PER_THREAD)
     torch.set_num_threads(threads)
@@ -77,7 +77,7 @@ def write_checked(run: Run, folder: Path, source: Source, params: ExportParams) 
         source.tokenizer,
         context_tokens=source.config.context_tokens,
         documents=(document.text for document in read_documents(VAL)),
-        conversations=battery_prompts(BATTERY),
+        conversations=battery_prompts(battery),
         prompts=params.parity_prompts,
         texts=params.parity_texts,
         windows=params.parity_windows,

@@ -22,7 +22,7 @@ def publish(run: Run, model: Path, out: Path) -> None:
     source = load_source(model, TOKENIZER, f"{params.name}-{model.name}", parents)
     counts = {"parameters": source.config.parameter_count()}
     with new_dir(out) as folder:
-        parity = export.write_checked(run, folder, source, params)
+        parity = export.write_checked(run, folder, source, params, Path(f"data/{model.name}-eval/battery.jsonl"))
         write_manifest(folder, kind="export", version=1, counts=counts, parents=parents)
     run.metrics({**counts, "parity": {name: facts for name, facts in parity.items() if isinstance(facts, dict)}})
     run.attach(out / "parity.json")
