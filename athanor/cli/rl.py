@@ -44,7 +44,7 @@ def summary(root: Path, method: str) -> Iterator[str]:
         if compared[category]["difference"]:
             yield _row(category, before, after, compared)
     yield _row("all", before, after, compared)
-    bits = [measured["bpb"][name]["all"]["bpb"] for name in ("sft", method)]
+    bits = [measured["bpb"]["all"][name]["bpb"] for name in ("sft", method)]
     yield f"{'bits per byte of text':<24}{bits[0]:>8.3f}{bits[1]:>8.3f}"
     yield f"weights of step {trained['chosen_step']} of {trained['steps']}; each item: data/{method}-eval/battery.md"
     yield f"talk to it: athanor chat --model models/{method}-export, or athanor serve, which lists it"
