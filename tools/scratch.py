@@ -25,7 +25,7 @@ from athanor.runtime import presets
 from athanor.runtime.facts import Graph
 from athanor.runtime.schema import check_values
 
-CODE = ("athanor", "stages", "corpus", "recipes", "tools", "dvc.yaml")
+CODE = ("athanor", "stages", "corpus", "recipes", "rl", "tools", "dvc.yaml")
 MICRO = Path("presets/micro.yaml")
 ROWS, ROW_BYTES = 600, 3000
 
@@ -75,6 +75,8 @@ class Scratch:
             else:
                 shutil.copy(source, self.code / name)
         self.graph = Graph(self.code)
+        for path in sorted((self.code / "rl").glob("*.yaml")):  # side graphs, whose stages are drilled, too
+            self.graph.stages |= read_yaml(path)["stages"]
         self.inputs: Path | None = None
 
     def write_params(self, folder: Path, values: Mapping[str, Any]) -> None:
@@ -146,8 +148,10 @@ def drill_params(stage: str, values: Mapping[str, Any], longer: int) -> dict[str
     changed: dict[str, Any] = json.loads(json.dumps(values))
     if stage == "pretrain":
         changed["pretrain"]["tokens"] *= longer
-    elif stage == "sft":
-        changed["sft"]["epochs"] *= longer
+    elif stage in ("sft", "dpo"):
+        changed[stage]["epochs"] *= longer
+    elif stage == "grpo":
+        changed["grpo"]["steps"] *= longer
     else:
         source = read_yaml(Path(__file__).with_name("drill") / "source.yaml")
         changed["download"]["sources"] = [source]

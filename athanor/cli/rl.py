@@ -28,10 +28,13 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     root, method = Path.cwd(), args.method
-    status = side.repro(root, Path(RL) / f"{method}.yaml", f"{method}-export", args.force)
-    if status == 0:
-        print("\n".join(summary(root, method)))
-    return status
+    file = Path(RL) / f"{method}.yaml"
+    forced = [(f"{method}-data", False), (method, True)] if args.force else []
+    for stage, force in [*forced, (f"{method}-export", False)]:
+        if status := side.repro(root, file, stage, force):
+            return status
+    print("\n".join(summary(root, method)))
+    return 0
 
 
 def summary(root: Path, method: str) -> Iterator[str]:

@@ -7,7 +7,6 @@ questions left out whose answers all earn the same of DAPO (Yu et al. 2025, arXi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,7 +29,7 @@ class Grpo:
 
     def readings(self, rows: Rows, supervised_BT: np.ndarray) -> Readings:
         divisor = max(1, int(supervised_BT.sum()))
-        known: Mapping[str, float] = getattr(rows, "known", {})
+        known = dict(sorted(getattr(rows, "known", {}).items()))  # in one order, drawn or read from a file
         return Readings(divisor, dict.fromkeys(("policy.kl", "policy.entropy", "policy.clip_share"), divisor), known)
 
     def loss(self, model: Transformer, batch: Targets, divisor: int, sums_K: Tensor) -> Tensor:

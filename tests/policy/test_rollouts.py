@@ -150,6 +150,19 @@ def test_stopped_and_resumed_it_has_the_weights_of_one_run(make, stop_after):
     assert not equal(whole, parts.first)
 
 
+def test_what_is_told_of_a_step_does_not_depend_on_a_resume(make):
+    """The names came in another order from a round's file than from the drawing, beside the other's numbers."""
+    whole, parts = make("whole"), make("parts")
+    whole.run()
+    with pytest.raises(Interrupted):
+        parts.run(3)
+    parts.run()
+    told = {row["step"]: row for row in parts.rows}
+    for row in whole.rows:
+        names = [name for name in row if name.startswith("policy.")]
+        assert names and all(told[row["step"]][name] == row[name] for name in names)
+
+
 def test_threads_change_nothing(make):
     assert equal(make("one").run(threads=1), make("two", threads=2).run(threads=2))
 

@@ -18,7 +18,7 @@ from tools.drill.faults import DAMAGE, KINDS, NOT_FOR_DOWNLOAD, Fault, damage, p
 from tools.drill.stage import identity
 
 ROOT = Path(__file__).resolve().parents[2]
-CODE = ("athanor", "stages", "corpus", "recipes", "presets", "tools", "dvc.yaml")
+CODE = ("athanor", "stages", "corpus", "recipes", "rl", "presets", "tools", "dvc.yaml")
 
 
 def drill(*words: str, root: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:

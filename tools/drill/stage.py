@@ -140,7 +140,7 @@ class Drill:
         """The reference: a process of its own. Before it once more, forked and watched, which must give the same."""
         while True:
             self.params = drill_params(self.stage, self.scratch.params, self.longer)
-            self.unit = self.params[self.stage].get("batch_tokens", 1)
+            self.unit = unit(self.stage, self.params)
             watched = self.scratch.folder(self.base / "watched", self.params, self.stage)
             first = self.attempt(watched)
             if first.status:
@@ -276,6 +276,15 @@ class Drill:
         names = [path.relative_to(folder).as_posix() for path in compare.checkpoints(folder, self.stage)]
         names += [path.relative_to(folder).as_posix() for path in folder.glob(".athanor/slots/*/*/part-*.parquet")]
         return {name: sha256_file(path) for name, path in compare.files(folder, names).items()}
+
+
+def unit(stage: str, params: dict[str, Any]) -> int:
+    """Tokens of a step; of grpo a whole context for each answer. 1 where a stage counts rows."""
+    section = params[stage]
+    if stage == "grpo":
+        answers = section["questions_per_step"] * section["answers_per_question"]
+        return int(answers * params["model"]["context_tokens"])
+    return int(section.get("batch_tokens", 1))
 
 
 def _rows_of_whole_parts(path: Path) -> int:
