@@ -30,6 +30,7 @@ def schemas() -> dict[str, type]:
     from athanor.data.mixture_params import MixtureParams
     from athanor.evaluation.params import EvalParams
     from athanor.export.params import ExportParams
+    from athanor.preferences.params import DpoDataParams
     from athanor.sharding.params import ShardParams
     from athanor.sources.battery_params import BatteryParams
     from athanor.sources.instruct_params import InstructParams
@@ -56,6 +57,7 @@ def schemas() -> dict[str, type]:
         "probe_lr": ProbeLrParams,
         "sft": SftParams,
         "lora": LoraParams,
+        "dpo_data": DpoDataParams,
         "eval": EvalParams,
         "export": ExportParams,
         "synthetic": SyntheticParams,
@@ -101,7 +103,7 @@ def check_together(sections: Mapping[str, Any]) -> None:
         raise ParamsError("a foreign base has no pretraining text to replay", where="sft_data.replay_share", fix=fix)
     source_names = sections["download"].names
     published = []  # what goes into every document, or into the model card
-    for section in ("download", "instruct"):
+    for section in ("download", "instruct", "dpo_data"):
         for number, source in enumerate(sections[section].sources):
             where = f"{section}.sources[{number}]"
             for index, file in enumerate(getattr(source, "urls", ())):
