@@ -70,18 +70,17 @@ def _texts(source: PairsSource, row: Mapping[str, Any], where: str) -> tuple[Mes
     (before, chosen), (before_rejected, rejected) = (
         _answer(source, row, column, where) for column in (source.chosen, source.rejected)
     )
-    known = [each for each in (_prompt(source, row, where), before, before_rejected) if each is not None]
-    if not known:
+    asked = None if source.prompt is None else _messages(source, row, source.prompt, "user", where)
+    whole = [each for each in (before, before_rejected) if each is not None]
+    if not whole and asked is None:
         what = f"'{source.chosen}' and '{source.rejected}' hold answers alone"
         raise MalformedRow(what, where=where, fix="name the column of the prompt in params.yaml")
-    prompt = known[-1]  # of a whole conversation before that of a column, which may be without the earlier turns
-    for each in known:
-        # A text is the last question alone.
-        same = each == prompt or (isinstance(row.get(source.prompt), str) and each == prompt[-1:])
-        if not same:
-            what = "prompt, chosen and rejected do not begin with the same messages"
-            fix = "correct the row; or set prompt to null in params.yaml, if its column is not what was asked"
-            raise MalformedRow(what, where=where, fix=fix)
+    prompt = whole[0] if whole else asked
+    last = prompt[-1:] if isinstance(row.get(source.prompt), str) else prompt  # a text is the last question alone
+    if any(each != prompt for each in whole) or asked not in (None, last):
+        what = "prompt, chosen and rejected do not begin with the same messages"
+        fix = "correct the row; or set prompt to null in params.yaml, if its column is not what was asked"
+        raise MalformedRow(what, where=where, fix=fix)
     if not all(text.strip() for text in (chosen, rejected, *(message.content for message in prompt))):
         return "empty"
     try:
@@ -89,11 +88,6 @@ def _texts(source: PairsSource, row: Mapping[str, Any], where: str) -> tuple[Mes
     except InputError as error:
         raise MalformedRow(error.what, where=error.where, fix=error.fix) from None
     return "equal_answers" if chosen.strip() == rejected.strip() else (prompt, chosen, rejected)
-
-
-def _prompt(source: PairsSource, row: Mapping[str, Any], where: str) -> Messages | None:
-    """What the column of the prompt holds; None where there is none."""
-    return None if source.prompt is None else _messages(source, row, source.prompt, "user", where)
 
 
 def _answer(source: PairsSource, row: Mapping[str, Any], column: str, where: str) -> tuple[Messages | None, str]:

@@ -20,7 +20,9 @@ from athanor.text.conversations import Item, Message
 from athanor.text.documents import split_of
 from athanor.text.rows import MalformedRow
 from athanor.tokenizer.chat import prompt_ids, render
+from athanor.tokenizer.tokenizer import Tokenizer
 from athanor.words.decontaminate import ItemIndex
+from tests.evaluation.tiny import write_tiny_tokenizer
 from tests.runtime.test_presets import raw
 from tests.runtime.view import ROOT
 
@@ -28,6 +30,11 @@ SYSTEM, ASK = {"role": "system", "content": "Be brief."}, {"role": "user", "cont
 EARLIER = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]
 GOOD, BAD = {"role": "assistant", "content": "7"}, {"role": "assistant", "content": "8"}
 LONG = [SYSTEM, *EARLIER, ASK]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> Tokenizer:
+    return write_tiny_tokenizer(tmp_path_factory.mktemp("tiny") / "tokenizer")
 
 
 def source(**values: Any) -> PairsSource:
@@ -184,8 +191,8 @@ def test_every_reason_to_drop_a_pair_is_found_and_counted_once(tokenizer):
     planted = [
         pair("a?", "yes", "no", "web"),  # a copy, in another source
         pair("c?", "yes", "no"), pair("c?", "no", "yes", "web"), pair("c?", "yes", "no"),  # both ways round
-        pair("d?", "long " * 40, "short"),
-        pair("e?", "word " * 15, "word " * 15),  # each answer fits, both do not
+        pair("d?", "long " * 120, "short"),
+        pair("e?", "word " * 40, "word " * 41),  # each answer fits, both do not
         pair(QUESTION, "twelve", "one"), pair("f?", "yes", QUESTION.lower()),
     ]  # fmt: skip
     dropped: dict[str, Counter[str]] = {"own": Counter(), "web": Counter()}
