@@ -71,54 +71,46 @@ def export_pairs(store: Store, args: argparse.Namespace) -> int:
     out: Path = args.out
     _check_out(out, "pair")
     rows: dict[str, dict[str, Any]] = {}
-    left_out, found = [], sorted(_pairs(store), key=lambda pair: (pair["rejected"]["id"], pair["better_id"]))
-    for pair in found:
-        # Both numbers of two answers; that of the answer alone where it was corrected.
-        name = f"{pair['better_id']}-{pair['rejected']['id']}" if pair["better_id"] else str(pair["rejected"]["id"])
-        prompt, chosen, rejected = pair["prompt"], pair["chosen"], pair["rejected"]["content"]
+    left_out, found = [], sorted(_pairs(store), key=lambda pair: pair[0])
+    for _, earlier, row in found:
+        answers, where = (row["chosen"], row["rejected"]), f"pair {row['pair']}"
         try:
-            _check_row([[*prompt, _answer(text)] for text in (chosen, rejected)], pair["earlier"], f"pair {name}")
-            if chosen.strip() == rejected.strip():
-                raise InputError("both answers say the same", where=f"pair {name}", fix="take one thumb back")
+            _check_row([[*row["prompt"], _answer(text)] for text in answers], earlier, where)
+            if row["chosen"].strip() == row["rejected"].strip():
+                raise InputError("both answers say the same", where=where, fix="take one thumb back")
         except InputError as error:
             left_out.append(str(error))
             continue
-        row = {"prompt": prompt, "chosen": chosen, "rejected": rejected, "pair": name}
-        rows.setdefault(json.dumps([prompt, chosen, rejected]), row)
+        rows.setdefault(json.dumps([row["prompt"], *answers]), row)
     if found and not rows:
         raise _all_left_out("pair", left_out, out)
     if not rows:
         what = "no correction is accepted, and no question has one answer with a thumb up and one with a thumb down"
         raise InputError(f"{what}, nothing was written", where=str(out), fix=f"{SETTLE}; or judge two answers")
     copies = len(found) - len(left_out) - len(rows)
-    _write(
-        out, list(rows.values()), f", {copies} pairs say the same as another" if copies else "", left_out, PAIRS_SOURCE
-    )
+    told = f", {copies} pairs say the same as another" if copies else ""
+    _write(out, list(rows.values()), told, left_out, PAIRS_SOURCE)
     return 0
 
 
-def _pairs(store: Store) -> Iterator[dict[str, Any]]:
+def _pairs(store: Store) -> Iterator[tuple[tuple[int, int], list[dict[str, Any]], dict[str, Any]]]:
     """Every answer with a thumb down beside each better one: its accepted correction, and answers with a thumb up.
 
-    `better_id` is that of a better answer, and 0 for a correction.
+    Each with its place in the order, the stored messages before it, and its row.
     """
     for listed in store.chats():
         chat = store.chat(listed["id"])
         system = [{"role": "system", "content": chat["system"]}] if chat["system"].strip() else []
-        for rejected in _judged(chat, "down"):
-            said = rejected["feedback"]
+        for worse in _judged(chat, "down"):
+            said = worse["feedback"]
             better = [(0, said["correction"])] if said["status"] == "accepted" else []
-            better += [(up["id"], up["content"]) for up in _judged(chat, "up") if up["parent"] == rejected["parent"]]
-            way = store.way(chat["id"], rejected["parent"]) if better else []
-            prompt = [*system, *({"role": message["role"], "content": message["content"]} for message in way)]
-            for better_id, chosen in better:
-                yield {
-                    "prompt": prompt,
-                    "earlier": way,
-                    "chosen": chosen,
-                    "better_id": better_id,
-                    "rejected": rejected,
-                }
+            better += [(up["id"], up["content"]) for up in _judged(chat, "up") if up["parent"] == worse["parent"]]
+            earlier = store.way(chat["id"], worse["parent"]) if better else []
+            prompt = [*system, *({"role": message["role"], "content": message["content"]} for message in earlier)]
+            for number, chosen in better:
+                name = f"{number}-{worse['id']}" if number else str(worse["id"])
+                row = {"prompt": prompt, "chosen": chosen, "rejected": worse["content"], "pair": name}
+                yield (worse["id"], number), earlier, row
 
 
 def _judged(chat: dict[str, Any], verdict: str) -> list[dict[str, Any]]:
