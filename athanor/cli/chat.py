@@ -4,6 +4,7 @@ athanor chat [--model DIR ...]                talk to the exported model (athano
 athanor chat list [--all]                     corrections that wait to be accepted, or all of them
 athanor chat accept ID ... | --all            take them for training; reject: do not
 athanor chat export OUT.jsonl                 the accepted ones as rows for instruction tuning
+athanor chat pairs OUT.jsonl                  better and worse answers, for preference optimisation
 athanor chat item ID [--kind K] [--reject T]  one as a held-out question of the battery
 """
 
@@ -20,26 +21,18 @@ from typing import Any
 from athanor.base.artifacts import write_text
 from athanor.base.errors import AthanorError, InputError
 from athanor.base.strict import read_yaml
+from athanor.cli.chat_rows import row_options
 from athanor.evaluation.item_gate import check_items
 from athanor.evaluation.scoring import NUMBER, score
 from athanor.serving.store import Store, default_path
 from athanor.sources.exercises.written import BY_HAND, read_written
-from athanor.text.conversations import DIFFICULTIES, Item, Message, check_messages
+from athanor.text.conversations import DIFFICULTIES, Item, Message
 
 OUT = "battery/chat.jsonl"
 SHOWN_CHARS = 100  # of a text in the list
-# What params.yaml needs to read the rows.
-SOURCE = """\
-under instruct.sources:
-  - type: messages
-    name: corrections
-    files: {path}
-    max_malformed_fraction: 0.0
-under sft_data.sources:
-    corrections: {{max_copies: 1, repeats: 1, max_supervised_tokens: null}}"""
 
 
-def _row_options(commands: Any) -> None:
+def _correction_options(commands: Any) -> None:
     list_command = commands.add_parser("list", help="corrections that wait to be accepted")
     list_command.add_argument("--all", action="store_true", help="also the accepted and the rejected ones")
     list_command.set_defaults(run=list_corrections)
@@ -54,9 +47,6 @@ def _row_options(commands: Any) -> None:
         )
         selection.add_argument("--all", action="store_true", help="every one that waits")
         command.set_defaults(run=set_status, status=status)
-    export = commands.add_parser("export", help="write the accepted corrections as rows for instruction tuning")
-    export.add_argument("out", type=Path, metavar="OUT.jsonl", help="best in corpus/, which DVC watches")
-    export.set_defaults(run=export_rows)
 
 
 def list_corrections(store: Store, args: argparse.Namespace) -> int:
@@ -90,58 +80,6 @@ def set_status(store: Store, args: argparse.Namespace) -> int:
     if ids and args.status == "accepted":
         print("write them with: athanor chat export corpus/corrections.jsonl")
     return 0
-
-
-def export_rows(store: Store, args: argparse.Namespace) -> int:
-    """Write all accepted corrections, in the order of their messages, each conversation once."""
-    out: Path = args.out
-    if out.suffix != ".jsonl":
-        raise InputError("the rows are JSON lines", where=str(out), fix="let the name end in .jsonl")
-    _check_overwritable(out)
-    rows: dict[str, dict[str, Any]] = {}
-    left_out, accepted = [], store.corrections("accepted")
-    for row in accepted:
-        messages = [*row["prompt"], {"role": "assistant", "content": row["correction"]}]
-        where = f"correction {row['id']}"
-        try:
-            check_messages([Message(**message) for message in messages], where)
-            earlier = store.way(row["chat"], row["id"])[:-1]  # every answer of a row is trained on
-            if any((message["feedback"] or {}).get("verdict") == "down" for message in earlier):
-                fix = "ask again in a new chat, or below the right answer"
-                raise InputError("an earlier answer of its chat has a thumb down", where=where, fix=fix)
-        except InputError as error:
-            left_out.append(f"left out: {error}")
-            continue
-        # The number tells on the next export that the row came from here; the training reads the messages alone.
-        rows.setdefault(json.dumps(messages), {"messages": messages, "correction": row["id"]})
-    if accepted and not rows:
-        reasons = "; ".join(left_out)
-        raise InputError(f"every accepted correction was left out, nothing was written ({reasons})", where=str(out))
-    if not rows:
-        fix = "athanor chat list shows the corrections, athanor chat accept ID takes them"
-        raise InputError("no correction is accepted, nothing was written", where=str(out), fix=fix)
-    write_text(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows.values()))
-    copies = len(accepted) - len(left_out) - len(rows)
-    print(f"{out}: {len(rows)} rows" + (f", {copies} accepted corrections say the same as another" if copies else ""))
-    for line in left_out:
-        print(line)
-    print(f"\nTo train on them, in params.yaml\n{SOURCE.format(path=json.dumps(out.as_posix(), ensure_ascii=False))}")
-    if out.parts[:1] != ("corpus",):
-        print("\nDVC watches corpus/ and not this place: write the rows there, or it will not see when they change.")
-    return 0
-
-
-def _check_overwritable(out: Path) -> None:
-    """InputError if the file exists and holds anything but rows of an export, for instance rows written by hand."""
-    try:
-        text = out.read_text(encoding="utf-8")
-        is_export = all("correction" in json.loads(line) for line in text.split("\n") if line)
-    except FileNotFoundError:
-        return
-    except (ValueError, TypeError):
-        is_export = False
-    if not is_export:
-        raise InputError("holds something else, and would be lost", where=str(out), fix="name another file")
 
 
 # -- an item of the battery ---------------------------------------------------------------------------------------------
@@ -249,8 +187,11 @@ def main() -> int:
         return terminal.main()
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="athanor chat", description=__doc__, formatter_class=formatter)
-    commands = parser.add_subparsers(dest="command", metavar="list | accept | reject | export | item", required=True)
-    _row_options(commands)
+    commands = parser.add_subparsers(
+        dest="command", metavar="list | accept | reject | export | pairs | item", required=True
+    )
+    _correction_options(commands)
+    row_options(commands)
     _item_options(commands.add_parser("item", help="add a correction to the battery's held-out questions"))
     for command in commands.choices.values():
         command.add_argument("--store", type=Path, help="the file of the chats (default .athanor/chat.sqlite3)")

@@ -29,7 +29,11 @@ def pin(path: Path) -> dict[str, str]:
     sections = check_file(path)
     commits: dict[str, str] = {}  # a data set has one revision everywhere
     unpinned: dict[str, str] = {}
-    for location, dataset, revision in hub_revisions(*(sections[name] for name in ("download", "instruct", "battery"))):
+    pairs = ((f"dpo_data.sources[{i}]", s.hub_id, s.revision) for i, s in enumerate(sections["dpo_data"].sources))
+    others = hub_revisions(*(sections[name] for name in ("download", "instruct", "battery")))
+    for location, dataset, revision in (*others, *pairs):
+        if dataset is None:
+            continue  # files
         if revision is None:
             unpinned[location] = dataset
         else:

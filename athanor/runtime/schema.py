@@ -31,7 +31,8 @@ def schemas() -> dict[str, type]:
     from athanor.data.mixture_params import MixtureParams
     from athanor.evaluation.params import EvalParams
     from athanor.export.params import ExportParams
-    from athanor.policy.params import GrpoParams
+    from athanor.policy.params import DpoParams, GrpoParams
+    from athanor.preferences.params import DpoDataParams
     from athanor.rewards.params import GrpoDataParams
     from athanor.sharding.params import ShardParams
     from athanor.sources.battery_params import BatteryParams
@@ -61,6 +62,8 @@ def schemas() -> dict[str, type]:
         "lora": LoraParams,
         "grpo_data": GrpoDataParams,
         "grpo": GrpoParams,
+        "dpo_data": DpoDataParams,
+        "dpo": DpoParams,
         "eval": EvalParams,
         "export": ExportParams,
         "synthetic": SyntheticParams,
@@ -106,7 +109,7 @@ def check_together(sections: Mapping[str, Any]) -> None:
         raise ParamsError("a foreign base has no pretraining text to replay", where="sft_data.replay_share", fix=fix)
     source_names = sections["download"].names
     published = []  # what goes into every document, or into the model card
-    for section in ("download", "instruct"):
+    for section in ("download", "instruct", "dpo_data"):
         for number, source in enumerate(sections[section].sources):
             where = f"{section}.sources[{number}]"
             for index, file in enumerate(getattr(source, "urls", ())):

@@ -6,7 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from athanor.base.errors import InputError
 from athanor.base.work import Facts, Tick, ignore
@@ -25,6 +25,7 @@ SPEAKERS = {"human": "user", "user": "user", "prompter": "user", "gpt": "assista
 SPEAKERS |= {"chatgpt": "assistant", "bot": "assistant", "system": "system"}
 
 Row = tuple[str, Mapping[str, Any]]  # the row's location, and its columns
+T = TypeVar("T")
 
 
 def conversations(
@@ -39,22 +40,37 @@ def conversations(
     malformed than the source tolerates, with the first of them. The split follows
     the conversation's content, so that a repeated one stays on one side.
     """
-    yielded = rows_read = malformed_rows = 0
-    first_error = ""
-    fraction = source.max_malformed_fraction
-    for where, row in _trees(source) if source.shape == "tree" else _rows(source):
-        rows_read += 1
-        try:
-            messages = _messages(source, row, where)
-        except MalformedRow as error:
-            malformed_rows, first_error, messages = malformed_rows + 1, first_error or str(error), "malformed"
-            select.check_malformed(source.name, malformed_rows, rows_read, fraction, first_error, ended=False)
-        if isinstance(messages, str):
-            leave_out(messages)
-            continue
+    found = _trees(source) if source.shape == "tree" else source_rows(source)
+    for messages in usable(source, found, lambda row, where: _messages(source, row, where), leave_out):
         key = Conversation(messages, "", "", "", "").id
         yield Conversation(messages, source.name, source.license, split_of(key, val_fraction), key)
         tick(1)
+
+
+def usable(
+    source: MessagesSource,
+    found: Iterable[Row],
+    parse: Callable[[Mapping[str, Any], str], T | str],
+    leave_out: Callable[[str], None],
+) -> Iterator[T]:
+    """What `parse` makes of the first `max_rows` rows that it does not give a reason to leave out, which is a text.
+
+    InputError when it finds more rows malformed than the source tolerates.
+    """
+    yielded = rows_read = malformed_rows = 0
+    first_error = ""
+    fraction = source.max_malformed_fraction
+    for where, row in found:
+        rows_read += 1
+        try:
+            parsed = parse(row, where)
+        except MalformedRow as error:
+            malformed_rows, first_error, parsed = malformed_rows + 1, first_error or str(error), "malformed"
+            select.check_malformed(source.name, malformed_rows, rows_read, fraction, first_error, ended=False)
+        if isinstance(parsed, str):
+            leave_out(parsed)
+            continue
+        yield parsed
         yielded += 1
         if yielded == source.max_rows:
             break
@@ -76,7 +92,7 @@ def find(source: MessagesSource) -> Files:
 def probe(source: MessagesSource) -> float:
     """Open the source and read its first rows; InputError where none of them can be used. It takes next to no disk: 0."""
     unusable, first_error = 0, ""
-    rows_ = list(itertools.islice(_rows(source), huggingface.FIRST_ROWS))
+    rows_ = list(itertools.islice(source_rows(source), huggingface.FIRST_ROWS))
     for where, row in rows_ if source.shape != "tree" else ():
         try:
             _messages(source, row, where)
@@ -180,7 +196,8 @@ def _columns(source: MessagesSource) -> list[str]:
     return list(dict.fromkeys([*source.columns, *(rule.column for rule in filters)]))
 
 
-def _rows(source: MessagesSource) -> Iterator[Row]:
+def source_rows(source: MessagesSource) -> Iterator[Row]:
+    """The columns that a source names, of every row of its files or its hub data set."""
     columns = _columns(source)
     if source.hub_id is None:
         for _, path in find(source):
@@ -203,7 +220,7 @@ def _trees(source: MessagesSource) -> Iterator[Row]:
     id_column, parent_column, _, _, rank_column = source.columns
     filters = source.select.filters if source.select is not None else ()
     replies: dict[Any, list[Row]] = {}
-    for where, row in _rows(source):
+    for where, row in source_rows(source):
         if select.passes(filters, row):
             replies.setdefault(_id(row[parent_column]), []).append((where, row))
 

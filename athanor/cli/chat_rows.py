@@ -1,0 +1,160 @@
+"""Rows to train on out of the chat page's store: accepted corrections, and pairs of a better and a worse answer."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from athanor.base.artifacts import write_text
+from athanor.base.errors import InputError
+from athanor.serving.store import Store
+from athanor.text.conversations import Message, check_messages
+
+# What params.yaml needs to read the rows.
+SOURCE = """\
+under instruct.sources:
+  - type: messages
+    name: corrections
+    files: {path}
+    max_malformed_fraction: 0.0
+under sft_data.sources:
+    corrections: {{max_copies: 1, repeats: 1, max_supervised_tokens: null}}"""
+PAIRS_SOURCE = """\
+under dpo_data.sources:
+  - type: pairs
+    name: chat
+    files: {path}
+    max_malformed_fraction: 0.0"""
+SETTLE = "athanor chat list shows the corrections, athanor chat accept ID takes them"
+
+
+def row_options(commands: Any) -> None:
+    for name, run, what in (
+        ("export", export_rows, "write the accepted corrections as rows for instruction tuning"),
+        ("pairs", export_pairs, "write pairs of a better and a worse answer, for preference optimisation"),
+    ):
+        command = commands.add_parser(name, help=what)
+        command.add_argument("out", type=Path, metavar="OUT.jsonl", help="best in corpus/, which DVC watches")
+        command.set_defaults(run=run)
+
+
+def export_rows(store: Store, args: argparse.Namespace) -> int:
+    """Write all accepted corrections, in the order of their messages, each conversation once."""
+    out: Path = args.out
+    _check_out(out, "correction")
+    rows: dict[str, dict[str, Any]] = {}
+    left_out, accepted = [], store.corrections("accepted")
+    for row in accepted:
+        messages = [*row["prompt"], _answer(row["correction"])]
+        try:
+            _check_row([messages], store.way(row["chat"], row["id"])[:-1], f"correction {row['id']}")
+        except InputError as error:
+            left_out.append(str(error))
+            continue
+        # The number tells on the next export that the row came from here; the training reads the messages alone.
+        rows.setdefault(json.dumps(messages), {"messages": messages, "correction": row["id"]})
+    if accepted and not rows:
+        raise _all_left_out("accepted correction", left_out, out)
+    if not rows:
+        raise InputError("no correction is accepted, nothing was written", where=str(out), fix=SETTLE)
+    copies = len(accepted) - len(left_out) - len(rows)
+    told = f", {copies} accepted corrections say the same as another" if copies else ""
+    _write(out, list(rows.values()), told, left_out, SOURCE)
+    return 0
+
+
+def export_pairs(store: Store, args: argparse.Namespace) -> int:
+    """Write all pairs, in the order of the worse answers, each pair once."""
+    out: Path = args.out
+    _check_out(out, "pair")
+    rows: dict[str, dict[str, Any]] = {}
+    left_out, found = [], sorted(_pairs(store), key=lambda pair: pair[0])
+    for _, earlier, row in found:
+        answers, where = (row["chosen"], row["rejected"]), f"pair {row['pair']}"
+        try:
+            _check_row([[*row["prompt"], _answer(text)] for text in answers], earlier, where)
+            if row["chosen"].strip() == row["rejected"].strip():
+                raise InputError("both answers say the same", where=where, fix="take one thumb back")
+        except InputError as error:
+            left_out.append(str(error))
+            continue
+        rows.setdefault(json.dumps([row["prompt"], *answers]), row)
+    if found and not rows:
+        raise _all_left_out("pair", left_out, out)
+    if not rows:
+        what = "no correction is accepted, and no question has one answer with a thumb up and one with a thumb down"
+        raise InputError(f"{what}, nothing was written", where=str(out), fix=f"{SETTLE}; or judge two answers")
+    copies = len(found) - len(left_out) - len(rows)
+    told = f", {copies} pairs say the same as another" if copies else ""
+    _write(out, list(rows.values()), told, left_out, PAIRS_SOURCE)
+    return 0
+
+
+def _pairs(store: Store) -> Iterator[tuple[tuple[int, int], list[dict[str, Any]], dict[str, Any]]]:
+    """Every answer with a thumb down beside each better one: its accepted correction, and answers with a thumb up.
+
+    Each with its place in the order, the stored messages before it, and its row.
+    """
+    for listed in store.chats():
+        chat = store.chat(listed["id"])
+        system = [{"role": "system", "content": chat["system"]}] if chat["system"].strip() else []
+        for worse in _judged(chat, "down"):
+            said = worse["feedback"]
+            better = [(0, said["correction"])] if said["status"] == "accepted" else []
+            better += [(up["id"], up["content"]) for up in _judged(chat, "up") if up["parent"] == worse["parent"]]
+            earlier = store.way(chat["id"], worse["parent"]) if better else []
+            prompt = [*system, *({"role": message["role"], "content": message["content"]} for message in earlier)]
+            for number, chosen in better:
+                name = f"{number}-{worse['id']}" if number else str(worse["id"])
+                row = {"prompt": prompt, "chosen": chosen, "rejected": worse["content"], "pair": name}
+                yield (worse["id"], number), earlier, row
+
+
+def _judged(chat: dict[str, Any], verdict: str) -> list[dict[str, Any]]:
+    return [message for message in chat["messages"] if (message["feedback"] or {}).get("verdict") == verdict]
+
+
+def _answer(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+def _check_row(conversations: Sequence[list[dict[str, str]]], earlier: list[dict[str, Any]], where: str) -> None:
+    """InputError if a conversation has an empty message, or an answer among the stored messages `earlier` a thumb down."""
+    for messages in conversations:
+        check_messages([Message(**message) for message in messages], where)
+    if any((message["feedback"] or {}).get("verdict") == "down" for message in earlier):
+        fix = "ask again in a new chat, or below the right answer"
+        raise InputError("an earlier answer of its chat has a thumb down", where=where, fix=fix)
+
+
+def _all_left_out(what: str, left_out: list[str], out: Path) -> InputError:
+    reasons = "; ".join(f"left out: {reason}" for reason in left_out)
+    return InputError(f"every {what} was left out, nothing was written ({reasons})", where=str(out))
+
+
+def _check_out(out: Path, key: str) -> None:
+    """InputError for another kind of file, and for one that holds anything but rows with `key`, as those by hand."""
+    if out.suffix != ".jsonl":
+        raise InputError("the rows are JSON lines", where=str(out), fix="let the name end in .jsonl")
+    try:
+        text = out.read_text(encoding="utf-8")
+        is_export = all(key in json.loads(line) for line in text.split("\n") if line)
+    except FileNotFoundError:
+        return
+    except (ValueError, TypeError):
+        is_export = False
+    if not is_export:
+        raise InputError("holds something else, and would be lost", where=str(out), fix="name another file")
+
+
+def _write(out: Path, rows: list[dict[str, Any]], told: str, left_out: list[str], source: str) -> None:
+    write_text(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    print(f"{out}: {len(rows)} rows{told}")
+    for line in left_out:
+        print(f"left out: {line}")
+    print(f"\nTo train on them, in params.yaml\n{source.format(path=json.dumps(out.as_posix(), ensure_ascii=False))}")
+    if out.parts[:1] != ("corpus",):
+        print("\nDVC watches corpus/ and not this place: write the rows there, or it will not see when they change.")
