@@ -18,7 +18,7 @@ def run(run: Run) -> None:
 
 def publish(run: Run, model: Path, out: Path) -> None:
     params = run.params("export", ExportParams)
-    parents = {str(path): manifest_digest(path) for path in (model, TOKENIZER)}
+    parents = {model.name: manifest_digest(model), "tokenizer": manifest_digest(TOKENIZER)}
     source = load_source(model, TOKENIZER, f"{params.name}-{model.name}", parents)
     counts = {"parameters": source.config.parameter_count()}
     with new_dir(out) as folder:

@@ -28,6 +28,7 @@ from athanor.runtime.schema import check_values
 CODE = ("athanor", "stages", "corpus", "recipes", "rl", "tools", "dvc.yaml")
 MICRO = Path("presets/micro.yaml")
 ROWS, ROW_BYTES = 600, 3000
+PAIRS = "pairs.jsonl"
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -64,6 +65,8 @@ class Scratch:
     def __init__(self, root: Path, base: Path) -> None:
         self.base, self.params = base, presets.values(root / MICRO)
         self.code = base / "code"
+        pairs = {"type": "pairs", "name": "pairs", "files": PAIRS}
+        self.params["dpo_data"] = {"seed": 1, "val_fraction": 0.2, "sources": [pairs]}
         check_values(self.params)
         self.code.mkdir(parents=True)
         for name in CODE:
@@ -112,6 +115,7 @@ class Scratch:
             (path / name).symlink_to(self.inputs / name)
         if stage == "download":
             write_dataset(path / "set")
+        write_pairs(path / PAIRS)
         return path
 
     def _data(self, stage: str) -> list[str]:
@@ -176,3 +180,9 @@ def write_dataset(folder: Path) -> None:
             words = draw.randbytes(ROW_BYTES // 2 if row % 9 else 20).hex()
             rows.append(json.dumps({"text": " ".join(words[at : at + 7] for at in range(0, len(words), 7))}))
         write_text(folder / f"{number}.jsonl", "\n".join(rows) + "\n")
+
+
+def write_pairs(path: Path) -> None:
+    """A better and a worse answer to each of some questions."""
+    rows = [{"prompt": f"Name {n}", "chosen": f"It is {n}.", "rejected": f"{n} or not"} for n in range(100, 260)]
+    write_text(path, "".join(json.dumps(row) + "\n" for row in rows))

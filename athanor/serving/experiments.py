@@ -9,7 +9,13 @@ from pathlib import Path
 from athanor.runtime.facts import git
 
 EXPORT, HF_DIR, CARD = "models/export", "hf", "MODEL_CARD.md"
-WEIGHTS_OF = {EXPORT: "models/sft", "models/lora-export": "models/lora"}  # an export and the weights it is made from
+# An export and the weights it is made from; the first that is there is what a page begins with.
+WEIGHTS_OF = {
+    EXPORT: "models/sft",
+    "models/lora-export": "models/lora",
+    "models/grpo-export": "models/grpo",
+    "models/dpo-export": "models/dpo",
+}
 _NAMED = re.compile(r"refs/exps/[0-9a-f]{2}/[0-9a-f]{38}/(.+)")
 
 

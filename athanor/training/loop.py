@@ -110,9 +110,7 @@ def train(
     does not depend on the number of tokens (Hägele et al. 2024,
     arXiv:2405.18392), so runs of other lengths continue from it.
 
-    What is made smaller is the cross-entropy, unless there is another `objective`.
-
-    With a `selection_key` of the validations' scores the model ends with the weights of the best of them, else with the last.
+    Without an `objective` cross-entropy is made smaller. With a `selection_key` of the validations' scores the model ends with the weights of the best of them, else with the last.
 
     In a `world` of several processes all of them call this. Only the main one
     uses the folders, and has the trained `model` afterwards; the hooks are
@@ -125,14 +123,8 @@ def train(
     """
     overlap = Overlap(sampler, settings.overlap)
     with world.watched(), CpuReplicas(model, settings.threads) as replicas, overlap:
-        run = _Training(
-            Stepper(replicas, optimizer_settings, settings, world, objective),
-            overlap,
-            schedule,
-            settings,
-            hooks,
-            selection_key,
-        )
+        stepper = Stepper(replicas, optimizer_settings, settings, world, objective)
+        run = _Training(stepper, overlap, schedule, settings, hooks, selection_key)
         resumed = run.resume(folder)
         if trunk is not None and not resumed:
             with trunk:
