@@ -23,6 +23,8 @@ import site
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 import venv
 from pathlib import Path
 from typing import NoReturn
@@ -72,9 +74,24 @@ def pip(*args: str, check: bool = True, index: str = "") -> subprocess.Completed
     done = subprocess.run(command, capture_output=True, text=True, input=requirements, env=environment)
     if check and done.returncode:
         errors = [line for line in done.stderr.splitlines() if "ERROR" in line] or done.stderr.splitlines()[-5:]
+        # pip gives up on an index that it cannot reach, and then says that versions contradict each other.
+        if requirements and (problem := unreachable(os.environ["TORCH_INDEX"])):
+            errors = [f"TORCH_INDEX {problem}", "without it, make takes what your own package index has"]
         told = re.sub(r"(://)[^\s/@]+@", r"\1***@", "\n".join(errors))
         sys.exit(f"installation failed:\n{told}\ncommand: {' '.join(command)}")
     return done
+
+
+def unreachable(index: str) -> str:
+    """Why a package index cannot be read, with its address; "" if it can."""
+    address = re.sub(r"(://)[^\s/@]+@", r"\1", index)
+    try:
+        urllib.request.urlopen(address.rstrip("/") + "/torch/", timeout=20).close()
+    except urllib.error.HTTPError as error:
+        return f"{address} answers with {error.code} ({error.reason})"
+    except (OSError, ValueError) as error:
+        return f"{address} cannot be reached ({getattr(error, 'reason', error)})"
+    return ""
 
 
 def say(text: str) -> None:

@@ -45,6 +45,9 @@ SCRIPTS |= {"Greek": "[\u0370-\u03ff]", "Arabic": "[\u0600-\u06ff]", "Hebrew": "
 
 
 MOST_NAMED = 8  # files
+WEB_FILES = ("*.js", "*.mjs", "*.css", "*.map")  # of a web site: its search index would be two thirds of the text
+LONG_LINE, MIN_LINES = 40, 50  # characters, and lines of that length in a file, to tell what repeats other files
+REPEATED = 0.8  # of a file's long lines
 
 
 @dataclass
@@ -57,6 +60,7 @@ class Ending:
     reasons: Counter[str] = field(default_factory=Counter)
     errors: list[InputError] = field(default_factory=list)
     documents: list[Document] = field(default_factory=list)
+    lines: dict[Path, set[int]] = field(default_factory=dict)  # hashes of the long ones, by file
 
 
 def look(folder: Path) -> dict[str, Ending]:
@@ -77,7 +81,35 @@ def look(folder: Path) -> dict[str, Ending]:
             ending.read += bool(documents)
             ending.reasons["empty"] += not documents
             ending.documents += documents
-    return dict(found)
+            text = "\n".join(document.text for document in documents)
+            ending.lines[path] = {hash(line) for line in text.split("\n") if len(line) >= LONG_LINE}
+    pages = sum(found[pattern].files for pattern in ("*.html", "*.htm") if pattern in found)
+    others = [found[pattern] for pattern in WEB_FILES if pattern in found]
+    if pages > sum(ending.files for ending in others):
+        for ending in others:
+            ending.reasons["of a web site, no text"] = ending.read
+            ending.read, ending.documents, ending.lines = 0, [], {}
+    return {pattern: ending for pattern, ending in found.items() if ending.files}
+
+
+def repeating(found: Mapping[str, Ending]) -> list[Path]:
+    """Files that say again what the others say, such as a book on one page beside its chapters."""
+    files = {path: lines for ending in found.values() for path, lines in ending.lines.items()}
+    counts = Counter(line for lines in files.values() for line in lines)
+    large = [path for path, lines in files.items() if len(lines) >= MIN_LINES]
+    shares = {path: sum(counts[line] > 1 for line in files[path]) / len(files[path]) for path in large}
+    # Of two that are alike the larger one is named.
+    return sorted(path for path in large if shares[path] >= REPEATED and not _within(path, files))
+
+
+def _within(path: Path, files: Mapping[Path, set[int]]) -> bool:
+    """Whether a single larger file holds most of this one."""
+    mine = files[path]
+    return any(
+        len(mine & lines) >= REPEATED * len(mine)
+        for other, lines in files.items()
+        if other != path and (len(lines), other) > (len(mine), path)
+    )
 
 
 def pattern_of(path: Path) -> str:
@@ -190,6 +222,9 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(f"  {error.where}: {error.what}" for error in errors[:MOST_NAMED]))
         if errors[MOST_NAMED:]:
             print(f"  and {len(errors) - MOST_NAMED} more")
+    if again := repeating(found):
+        print("\nsays again what other files say; remove it, or its text counts twice:")
+        print("\n".join(f"  {path}" for path in again[:MOST_NAMED]))
     if not documents:
         raise InputError("no file can be read", where=folder, fix="convert the files: docs/own-data.md names the types")
     size, copies = sum(len(document.text.encode()) for document in documents), Counter(d.id for d in documents)
@@ -210,7 +245,8 @@ def run(args: argparse.Namespace) -> int:
         inner[path[-1]] = value
     if (share := sections["pretrain"].tokens * BYTES_PER_TOKEN / size) < 1:
         print(f"pretrain.tokens ({sections['pretrain'].tokens:,}) reads about {share:.0%} of it, once")
-    print(f"\nLines of {PARAMS}:\n\n{dumps_yaml(lines)}")
+    replaced = ", ".join(sections["download"].names)
+    print(f"\nLines of {PARAMS}, in place of the sources there ({replaced}):\n\n{dumps_yaml(lines)}")
     if UNKNOWN_LEFT_OUT in values:
         print(
             "and battery.categories without 'unknown': its questions on people, places and books may be answered by this text\n"

@@ -65,6 +65,34 @@ def test_a_mixed_folder_in_one_go(project, capsys):
     assert not any("warmup" in line for line in probe.warnings(project, sections))  # what it writes it does not blame
 
 
+def test_a_saved_web_site_is_its_pages_and_not_its_search_index(project, capsys):
+    """A book of 126 pages: two thirds of the training would have been a search index in JavaScript."""
+    pages = {
+        f"{n}.html": f"<main><p>{BOOK[n * 9000 : n * 9000 + 9000]}</p></main>".replace("\n\n", "</p><p>")
+        for n in range(5)
+    }
+    whole = {"print.html": "".join(pages.values())}
+    index = {"searchindex.js": "var index = {" + "a: 1, " * 30_000 + "};", "book.css": "a { color: red; }\n" * 300}
+    fill(project / "corpus" / "site", pages | whole | index)
+    assert cli.call("new", ["corpus/site", "--write"]) == 0
+    told = capsys.readouterr().out
+    assert told.count("of a web site, no text") == 2
+    assert told.split("counts twice:\n")[1].splitlines()[:2] == ["  corpus/site/print.html", ""]
+    assert "in place of the sources there (python-docs, python-code)" in told
+    (source,) = check_file("params.yaml")["download"].sources
+    assert source.globs == ("corpus/site/**/*.html",) and source.on_unreadable == "refuse"
+
+
+def test_code_with_some_pages_stays_code(project, capsys):
+    fill(
+        project / "corpus" / "app",
+        {"a.js": "let a = 1;\n" * 3000, "b.css": "a { b: c; }\n" * 900, "docs.html": f"<p>{BOOK[:9000]}</p>"},
+    )
+    assert cli.call("new", ["corpus/app"]) == 0
+    told = capsys.readouterr().out
+    assert "of a web site" not in told and "corpus/app/**/*.js" in told
+
+
 def test_another_script_gets_its_settings(project, capsys):
     fill(project / "corpus" / "books", TEXTS["Chinese"])
     assert cli.call("new", ["corpus/books", "--write"]) == 0

@@ -49,6 +49,12 @@ def test_torch_follows_the_card(checkout, monkeypatch, capsys):
     monkeypatch.setenv("TORCH_INDEX", (folder / "pypi").as_uri())
     assert "does not fit AMD (gfx906): it was built for cuda" in refused() and not install.STAMP.exists()
 
+    # pip would say that versions contradict each other.
+    monkeypatch.setenv("TORCH_INDEX", "http://name:secret@nowhere.invalid/whl")
+    told = refused()
+    assert "TORCH_INDEX http://nowhere.invalid/whl cannot be reached" in told and "secret" not in told
+    assert "ResolutionImpossible" not in told
+
     # PyPI's is newer, and the index that was named is asked alone.
     monkeypatch.setenv("TORCH_INDEX", (folder / "rocm").as_uri())
     install.main()
