@@ -76,7 +76,8 @@ def run(run: Run) -> None:
         for name, rows in conversations.items():
             write_rows(chats / f"{name}.jsonl", rows)
         chat_counts = {name: messages.counts(rows, left_out[name]) for name, rows in conversations.items()}
-        write_manifest(chats, kind="instruct", version=1, counts=chat_counts)
+        own = [source.name for source in instruct.sources if getattr(source, "files", None)]
+        write_manifest(chats, kind="instruct", version=1, counts=chat_counts, **({"own": own} if own else {}))
         run.fact(instruct_seconds=round(time.monotonic() - started, 2))
     run.metrics(
         {

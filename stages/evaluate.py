@@ -25,6 +25,7 @@ from athanor.evaluation.report import (
 )
 from athanor.evaluation.sandbox import isolation
 from athanor.evaluation.scoring import scorable
+from athanor.evaluation.taught import marked, taught_facts, taught_items
 from athanor.model.device import prepare
 from athanor.model.transformer import Transformer
 from athanor.model.weights import load_model
@@ -37,6 +38,7 @@ from athanor.tokenizer.chat import check_made_with
 from athanor.tokenizer.tokenizer import Tokenizer
 
 CLEAN, BATTERY, TOKENIZER, OUT = Path("data/clean"), Path("data/battery"), Path("models/tokenizer"), Path("data/eval")
+INSTRUCT = Path("data/instruct")
 SFT_DATA = Path("metrics/sft_data.json")  # a file of its own: one inside data/sft would have DVC pull all of that
 MODELS = {"base": Path("models/base"), "sft": Path("models/sft")}
 
@@ -48,8 +50,7 @@ def run(run: Run) -> None:
 def measure(run: Run, models: dict[str, Path], out: Path) -> None:
     """Measure two models by their names; the second one is compared with the first, and also decoded in other ways."""
     params, settings = run.params("eval", EvalParams), machine()
-    # One thread per operation and several batches at once: no result depends on the number of cores,
-    # and a busy core delays its own batch only.
+    # One thread per operation, several batches at once: no result depends on the cores, a busy one delays its batch only.
     device = prepare(settings.device, 1)
     clock = Clock(run)
 
@@ -95,6 +96,8 @@ def measure(run: Run, models: dict[str, Path], out: Path) -> None:
             sampling = Sampling(setting.temperature, top_p=setting.top_p, seed=params.seed, repetition_penalty=penalty)
             by_condition[condition] = ask(name, model, tokenizer, subset, **options, sampling=sampling, gold=False)
         clock.lap("conditions_seconds")
+        own = taught_items(INSTRUCT, tokenizer, model.config.context_tokens)
+        own_answers = marked(own, ask(name, model, tokenizer, own, **options, gold=False))
 
     conditions = condition_rows(subset, by_condition, params.seed)
     penalties = {key: setting.repetition_penalty for key, setting in params.conditions.items() if key in by_condition}
@@ -104,20 +107,19 @@ def measure(run: Run, models: dict[str, Path], out: Path) -> None:
     facts = battery_facts(items, answers, params.seed, dropped[0] or {}, dropped[1], left_out)
     (pair,) = facts["paired"].values()
     all_answers = [answer for name in models for answer in answers[name]]
+    rows = answer_rows([*items, *own], [*all_answers, *own_answers], *dropped)
     pages = {
-        "battery.jsonl": "".join(
-            json.dumps(row, sort_keys=True, ensure_ascii=False) + "\n"
-            for row in answer_rows(items, all_answers, *dropped)
-        ),
+        "battery.jsonl": "".join(json.dumps(row, sort_keys=True, ensure_ascii=False) + "\n" for row in rows),
         "battery.md": battery_markdown(facts["battery"], pair, facts["gold"], conditions, left_out),
         "samples.md": samples_markdown(items, all_answers, params.samples_per_category),
     }
     parents = {str(path): manifest_digest(path) for path in (CLEAN, BATTERY, TOKENIZER, *models.values())}
+    counts = {"items": len(items), "answers": len(all_answers)}
     with new_dir(out) as folder:
         for page, text in pages.items():
             write_text(folder / page, text)
-        counts = {"items": len(items), "answers": len(all_answers)}
         write_manifest(folder, kind="eval", version=1, counts=counts, parents=parents)
+    facts |= {"taught": taught_facts(own, own_answers)} if own else {}
     run.metrics({"bpb": bpb_facts(rates, compressors), **facts, "conditions": conditions})
     run.plot(f"{run.name}_battery", table_rows(facts["battery"]))
     for page in ("battery.md", "samples.md"):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +18,7 @@ from athanor.base.errors import AthanorError
 
 EVALUATION, ANSWERS, CHAT_MODEL = Path("data/eval"), "battery.jsonl", "sft"
 MOST, MOST_CHARS, LEAST_RIGHT = 4, 90, 0.5
+OWN, OWN_QUESTIONS = "taught", 2  # origin of the questions of one's own conversations; so many are offered of a source
 FIRST = "identity"
 LIKELIHOOD, WRITTEN = "likelihood", "written"  # texts that it goes on with, and items by hand: neither is trained on
 SENTENCE = re.compile(r"[A-Z].*[^.?!][.?!]")
@@ -37,10 +38,13 @@ class Topic(NamedTuple):
 def starters(path: Path) -> list[dict[str, str]]:
     """Up to four questions, each with its category; `path` is a file or folder of models/export in a checkout."""
     best_first = [topic for topic in topics(path) if topic.share >= LEAST_RIGHT and SENTENCE.fullmatch(topic.question)]
-    # One question of each kind of answer before a second one.
-    kinds = list(dict.fromkeys(topic.kind for topic in best_first))
-    first = [next(topic for topic in best_first if topic.kind == kind) for kind in kinds]
-    chosen = [*first, *(topic for topic in best_first if topic not in first)][:MOST]
+    # Questions of one's own; then one of each kind of answer before a second one.
+    names = Counter(topic.name for topic in best_first)
+    own = [topic for topic in best_first if names[topic.name] > 1]
+    others = [topic for topic in best_first if topic not in own]
+    kinds = list(dict.fromkeys(topic.kind for topic in others))
+    first = [next(topic for topic in others if topic.kind == kind) for kind in kinds]
+    chosen = [*own[:OWN_QUESTIONS], *first, *(topic for topic in others if topic not in first)][:MOST]
     return [{"title": topic.name.replace("_", " ").capitalize(), "text": topic.question} for topic in chosen]
 
 
@@ -54,7 +58,7 @@ def checkout_of(path: Path) -> Path | None:
 
 
 def topics(path: Path) -> tuple[Topic, ...]:
-    """What the model was asked in its evaluation, itself first and then what it answers best."""
+    """What the model was asked in its evaluation: one's own questions first, then itself, then what it answers best."""
     if (root := checkout_of(path)) is None:
         return ()
     try:
@@ -69,21 +73,25 @@ def _topics(path: Path, digest: str) -> tuple[Topic, ...]:
     for line in path.read_text(encoding="utf-8").splitlines():
         if (row := json.loads(line))["model"] == CHAT_MODEL:
             categories[row["category"]].append(row)
+    own = {name for name, rows in categories.items() if rows[0].get("origin") == OWN}
     found = [
         Topic(
             name,
             rows[0]["kind"],
             rows[0]["kind"] != LIKELIHOOD and any(row.get("origin") != WRITTEN for row in rows),
             sum(bool(row["correct"]) for row in rows) / len(rows),
-            _shortest(rows),
+            question,
         )
         for name, rows in categories.items()
+        for question in _shortest(rows, OWN_QUESTIONS if name in own else 1)
     ]
-    return tuple(sorted(found, key=lambda topic: (topic.name != FIRST, -topic.share, topic.name)))
+    return tuple(
+        sorted(found, key=lambda topic: (topic.name not in own, topic.name != FIRST, -topic.share, topic.name))
+    )
 
 
-def _shortest(rows: list[dict[str, Any]]) -> str:
-    """A question that was answered rightly, of whole sentences if there is such; "" if there is none."""
-    alone = (row["prompt"][0]["content"] for row in rows if row["correct"] and len(row["prompt"]) == 1)
+def _shortest(rows: list[dict[str, Any]], most: int) -> list[str]:
+    """Questions that were answered rightly, those of whole sentences first; an empty one if there is none."""
+    alone = {row["prompt"][0]["content"] for row in rows if row["correct"] and len(row["prompt"]) == 1}
     fitting = [text for text in alone if len(text) <= MOST_CHARS and "\n" not in text]
-    return min(fitting, key=lambda text: (not SENTENCE.fullmatch(text), len(text), text), default="")
+    return sorted(fitting, key=lambda text: (not SENTENCE.fullmatch(text), len(text), text))[:most] or [""]

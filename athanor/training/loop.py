@@ -110,7 +110,8 @@ def train(
     does not depend on the number of tokens (Hägele et al. 2024,
     arXiv:2405.18392), so runs of other lengths continue from it.
 
-    Without an `objective` cross-entropy is made smaller. With a `selection_key` of the validations' scores the model ends with the weights of the best of them, else with the last.
+    Without an `objective` cross-entropy is made smaller. With a `selection_key` of the validations' scores the model
+    ends with the weights of the best of them, else with the last.
 
     In a `world` of several processes all of them call this. Only the main one
     uses the folders, and has the trained `model` afterwards; the hooks are

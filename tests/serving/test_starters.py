@@ -55,6 +55,21 @@ def test_they_are_answered_questions_of_the_model_of_several_kinds_and_itself_fi
     assert offered[0]["title"] == "Identity" and starters(export / "model-q8_0.gguf") == offered
 
 
+def test_questions_of_one_s_own_conversations_come_first(tmp_path: Path) -> None:
+    own = [
+        row("talks", text) | {"origin": "taught"}
+        for text in ("What is a crate?", "What is a union?", "What is a trait object?")
+    ]
+    offered = starters(checkout(tmp_path, [*own, *ROWS]) / "hf")
+    assert [one["text"] for one in offered] == [
+        "What is a crate?",
+        "What is a union?",
+        "Who are you?",
+        "Which bird talks?",
+    ]
+    assert [one["title"] for one in offered][:2] == ["Talks", "Talks"]
+
+
 def test_a_model_that_answers_nothing_offers_nothing(tmp_path: Path) -> None:
     assert starters(checkout(tmp_path, [one | {"correct": False} for one in ROWS]) / "hf") == []
 

@@ -13,7 +13,7 @@ import pytest
 
 from athanor.base.artifacts import new_dir, read_json, read_manifest, verify_files, write_json, write_manifest
 from athanor.base.errors import GateError, InputError, Interrupted, ParamsError
-from athanor.text.conversations import Item, Message
+from athanor.text.conversations import Conversation, Item, Message, write_rows
 from athanor.text.documents import Document, write_documents
 from athanor.tokenizer.tokenizer import Tokenizer
 from stages import evaluate
@@ -39,6 +39,8 @@ def made(tmp_path_factory):
         write_documents(folder / "val.parquet", documents)
         write_manifest(folder, kind="clean", version=1, counts={}, contaminated_items={tiny.all_kinds()[0].id: 3})
     write_json(root / "metrics/sft_data.json", {"contaminated_items": {}})
+    with new_dir(root / "data/instruct") as folder:
+        write_manifest(folder, kind="instruct", version=1, counts={})
     return root
 
 
@@ -115,6 +117,30 @@ def test_it_repeats_to_the_byte_and_measures_what_the_model_is(workspace):
     execute(seed=2)
     assert outputs()["metrics/eval.json"] != first["metrics/eval.json"]
     assert outputs()["data/eval/battery.jsonl"] == first["data/eval/battery.jsonl"]
+
+
+def test_one_s_own_questions_have_a_result_of_their_own(workspace):
+    """Of two questions that were taught a model that says "word" answers one; that it was not held out is said."""
+    tokenizer = Tokenizer.load("models/tokenizer")
+    (word,) = tokenizer.encode("a")[-1:]
+    tiny.save(Path("models/sft"), tiny.always_says(tokenizer, word), tokenizer)
+    says = tokenizer.decode([word] * 10).strip()
+    with new_dir("data/instruct") as folder:
+        turns = [("One?", says, "train"), ("One?", says, "train"), ("Two?", "two", "train"), ("Three?", "3", "val")]
+        rows = [
+            Conversation((Message("user", q), Message("assistant", a), Message("user", "?"), Message("assistant", "!")),
+                         "talks", "MIT", split, q)
+            for q, a, split in turns
+        ]  # fmt: skip
+        write_rows(folder / "talks.jsonl", rows)
+        write_manifest(folder, kind="instruct", version=1, counts={}, own=["talks"])
+    execute()
+    metrics = read_json("metrics/eval.json")
+    assert metrics["taught"] == {"talks": {"taught": {"n": 2, "right": 1}, "held_out": {"n": 1, "right": 0}}}
+    assert metrics["battery"]["sft"]["all"]["n"] == 6 and "talks" not in metrics["battery"]["sft"]
+    rows = [json.loads(line) for line in Path("data/eval/battery.jsonl").read_text().splitlines()]
+    assert [row["prompt"][0]["content"] for row in rows if row["origin"] == "taught" and row["correct"]] == ["One?"]
+    assert len(rows) == 24 + 3
 
 
 def test_a_battery_that_contradicts_its_scorer_stops_before_any_model_is_read(workspace):
