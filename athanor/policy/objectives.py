@@ -21,7 +21,10 @@ from athanor.training.step import Readings, Rows
 
 @dataclass(frozen=True)
 class Grpo:
-    """Values of a target: advantage of its answer, log probability when it was drawn, log probability by the reference."""
+    """Values of a target: advantage of its answer, log probability when it was drawn and by the reference, weight.
+
+    The weights of a step add up to the number of its targets.
+    """
 
     kl_coefficient: float
     clip_low: float
@@ -34,7 +37,7 @@ class Grpo:
 
     def loss(self, model: Transformer, batch: Targets, divisor: int, sums_K: Tensor) -> Tensor:
         assert batch.values_NK is not None
-        advantage_N, drawn_N, reference_N = batch.values_NK.unbind(1)
+        advantage_N, drawn_N, reference_N, weight_N = batch.values_NK.unbind(1)
         logp_N, entropy_N = log_probs_and_entropies(model, batch)
         ratio_N = (logp_N - drawn_N).exp()
         clipped_N = ratio_N.clamp(1 - self.clip_low, 1 + self.clip_high)
@@ -45,7 +48,7 @@ class Grpo:
         with torch.no_grad():
             bound_N = gain_N < ratio_N * advantage_N
             sums_K += torch.stack((kl_N.sum(), entropy_N.sum(), bound_N.float().sum()))
-        return (self.kl_coefficient * kl_N - gain_N).sum() / divisor
+        return (weight_N * (self.kl_coefficient * kl_N - gain_N)).sum() / divisor
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ class GrpoParams:
     )  # questions tried for each one used, whose answers differ in reward
     max_new_tokens: int = param(min=1)
     rewards: dict[str, float]  # weights of correct, format and brevity
+    mean_over: str = param(choices=("tokens", "answers"), default="tokens")  # answers: a short one counts as a long one
     kl_coefficient: float = param(min=0.0, max=10.0)
     clip_low: float = param(min=0.0, max=1.0, default=0.2)
     clip_high: float = param(min=0.0, max=10.0, default=0.28)  # DAPO, arXiv:2503.14476: room for unlikely answers

@@ -176,13 +176,11 @@ class Rollouts:
         used = (used + [group for group in drawn if group.tied])[:wanted]
         known = _facts(drawn)
         parts = [used[step :: params.steps_per_round] for step in range(params.steps_per_round)]
-        batches = [self._scored(_rows(part, self.model.config.context_tokens, self._pad, known)) for part in parts]
+        context_tokens, by_answer = self.model.config.context_tokens, params.mean_over == "answers"
+        pad = self.asker.tokenizer.pad
+        batches = [self._scored(_rows(part, context_tokens, pad, known, by_answer)) for part in parts]
         self._write(number, batches)
         return batches
-
-    @property
-    def _pad(self) -> int:
-        return self.asker.tokenizer.pad
 
     def _questions(self, number: int, count: int) -> list[Item]:
         """The questions of a round, one pass over all of them after the other, each in an order of its own."""
@@ -275,8 +273,10 @@ def _facts(groups: Sequence[Group]) -> dict[str, float]:
     }
 
 
-def _rows(groups: Sequence[Group], context_tokens: int, pad: int, known: Mapping[str, float]) -> PolicyBatch:
-    """Answers behind their questions, packed; of the values only the advantage is there yet."""
+def _rows(
+    groups: Sequence[Group], context_tokens: int, pad: int, known: Mapping[str, float], by_answer: bool
+) -> PolicyBatch:
+    """Answers behind their questions, packed; of the values only advantage and weight are there yet."""
     answers = [
         (group.prompt, answer, float(advantage))
         for group in groups
@@ -285,7 +285,8 @@ def _rows(groups: Sequence[Group], context_tokens: int, pad: int, known: Mapping
     numbers_R = pack([len(prompt) + len(answer) for prompt, answer, _ in answers], context_tokens + 1, 0)
     shape = (len(numbers_R), context_tokens + 1)
     tokens_BS, mask_BS = np.full(shape, pad, dtype=np.int64), np.zeros(shape, dtype=np.uint8)
-    document_BS, values_BSK = np.full(shape, NO_DOCUMENT, dtype=np.int64), np.zeros((*shape, 3), dtype=np.float32)
+    document_BS, values_BSK = np.full(shape, NO_DOCUMENT, dtype=np.int64), np.zeros((*shape, 4), dtype=np.float32)
+    mean_length = float(np.mean([len(answer) for _, answer, _ in answers]))
     for row, numbers in enumerate(numbers_R):
         start = 0
         for document, number in enumerate(numbers):
@@ -293,5 +294,6 @@ def _rows(groups: Sequence[Group], context_tokens: int, pad: int, known: Mapping
             begin, end = start + len(prompt), start + len(prompt) + len(answer)
             tokens_BS[row, start:end] = [*prompt, *answer]
             mask_BS[row, begin:end], values_BSK[row, begin:end, 0] = 1, advantage
+            values_BSK[row, begin:end, 3] = mean_length / len(answer) if by_answer else 1.0
             document_BS[row, start:end], start = document, end
     return PolicyBatch(tokens_BS, mask_BS, document_BS, values_BSK, dict(known))

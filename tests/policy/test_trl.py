@@ -45,21 +45,24 @@ def close(ours, theirs):
     assert torch.linalg.norm(gradient - their_gradient) < 2e-3 * torch.linalg.norm(their_gradient)
 
 
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
 @pytest.mark.parametrize("drift", [0.0, 0.4])
-def test_grpo(models, drift, tmp_path):
+def test_grpo(models, drift, loss_type, tmp_path):
     """Also with answers of another model, whose ratios are clipped on both sides."""
     folder, policy, reference = models
     prompts, completions = answers(policy, COUNT, PROMPT)
     rng = np.random.default_rng(1)
     advantages = rng.standard_normal(COUNT).astype(np.float32)
     of_reference, of_policy = (reference_log_probs(model, prompts, completions) for model in (reference, policy))
+    lengths = np.array([len(completion) for completion in completions])
+    weights = lengths.mean() / lengths if loss_type == "grpo" else np.ones(COUNT)
     drawn = [logp + drift * rng.standard_normal(len(logp)).astype(np.float32) for logp in of_policy]
     values = [
-        np.stack((np.full(len(logp), advantage), logp, theirs), 1)
-        for advantage, logp, theirs in zip(advantages, drawn, of_reference, strict=True)
+        np.stack((np.full(len(logp), advantage), logp, theirs, np.full(len(logp), weight)), 1)
+        for advantage, logp, theirs, weight in zip(advantages, drawn, of_reference, weights, strict=True)
     ]
     ours = loss_and_gradient(policy, Grpo(0.05, 0.2, 0.28), rows_of(prompts, completions, values))
-    arguments = {"beta": 0.05, "epsilon": 0.2, "epsilon_high": 0.28, "loss_type": "dapo", "num_generations": 2}
+    arguments = {"beta": 0.05, "epsilon": 0.2, "epsilon_high": 0.28, "loss_type": loss_type, "num_generations": 2}
     config = trl.GRPOConfig(
         output_dir=str(tmp_path), use_cpu=True, report_to=[], bf16=False, per_device_train_batch_size=2,
         gradient_checkpointing=False, max_completion_length=32, **arguments,
