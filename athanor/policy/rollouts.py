@@ -8,7 +8,7 @@ lies inside a round, its weights are others: the round is read from a file then,
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,7 +101,6 @@ class Asker:
                 self.tokenizer.decode(each.ids),
                 ended=each.end == stop,
                 fake_turn=each.end not in opening,
-                tokens=len(each.ids) + each.stopped,
             )
             for index, each in enumerate(generations)
         ]
@@ -138,11 +137,10 @@ class Rollouts:
         folder: Path,
         batch_tokens: int,
         precision: str,
-        note: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.asker, self.items, self.params = asker, items, asker.params
         self.model, self.reference, self.precision = model, reference, precision
-        self.folder, self.batch_tokens, self.note = folder / ROUNDS, batch_tokens, note
+        self.folder, self.batch_tokens = folder / ROUNDS, batch_tokens
         self._round: tuple[int, list[PolicyBatch]] | None = None
 
     def batch(self, position_tokens: int, batch_tokens: int, skipped_tokens: int = 0) -> PolicyBatch:

@@ -19,7 +19,6 @@ class Rollout:
     text: str
     ended: bool  # the model ended it with its stop token
     fake_turn: bool  # it ended by opening another speaker's turn
-    tokens: int  # with the stop token; no reward depends on it
 
 
 class Reward(NamedTuple):

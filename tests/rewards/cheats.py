@@ -23,7 +23,7 @@ class Cheat(NamedTuple):
     fake_turn: bool = False
 
     def rollout(self, item: Item) -> Rollout:
-        return Rollout(item, self.text, self.ended, self.fake_turn, len(self.text))
+        return Rollout(item, self.text, self.ended, self.fake_turn)
 
 
 def cheats(item: Item, others: Sequence[Item]) -> Iterator[Cheat]:

@@ -34,7 +34,7 @@ def items() -> dict[str, list[Item]]:
 
 
 def honest(item: Item, text: str) -> Rollout:
-    return Rollout(item, text, ended=True, fake_turn=False, tokens=len(text))
+    return Rollout(item, text, ended=True, fake_turn=False)
 
 
 @each_category
