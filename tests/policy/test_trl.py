@@ -14,7 +14,8 @@ from athanor.policy.objectives import Dpo, Grpo
 from tests.export.conftest import qwen, tokenizer_dir  # noqa: F401  (fixtures)
 from tests.policy.batches import answers, loss_and_gradient, reference_log_probs, rows_of
 
-trl = pytest.importorskip("trl")
+pytestmark = pytest.mark.extra
+trl = pytest.importorskip("trl", reason="TRL is not installed: pip install --no-deps trl==1.16.0")
 PAD, PROMPT = 0, 7
 COUNT = 12
 
