@@ -76,8 +76,7 @@ def run(run: Run) -> None:
         for name, rows in conversations.items():
             write_rows(chats / f"{name}.jsonl", rows)
         chat_counts = {name: messages.counts(rows, left_out[name]) for name, rows in conversations.items()}
-        own = [source.name for source in instruct.sources if getattr(source, "files", None)]
-        write_manifest(chats, kind="instruct", version=1, counts=chat_counts, **({"own": own} if own else {}))
+        write_manifest(chats, kind="instruct", version=1, counts=chat_counts, **instruct.own)
         run.fact(instruct_seconds=round(time.monotonic() - started, 2))
     run.metrics(
         {

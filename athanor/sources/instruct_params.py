@@ -138,3 +138,9 @@ class InstructParams:
         if not names:
             raise ParamsError("no instruction source", where="sources", fix="add an exercises source")
         check_file_names(names, "sources")
+
+    @property
+    def own(self) -> dict[str, list[str]]:
+        """For the manifest: the sources that are files of one's own, where there are some."""
+        names = [source.name for source in self.sources if isinstance(source, MessagesSource) and source.files]
+        return {"own": names} if names else {}
