@@ -70,13 +70,12 @@ def run(args: argparse.Namespace) -> int:
     if same:
         version, done = same[0], "was registered before as"
     else:
+        print("writing the model into MLflow, about half a minute", flush=True)
         version, done = _register(client, folder, _maker(client, root, model, redact(uri)), digest), "is registered as"
     client.set_registered_model_alias(NAME, args.alias, version)
     print(f"{args.export} {done} version {version} of '{NAME}' in {redact(uri)}")
-    print(
-        f"its alias is '{args.alias}' now. To load it from any directory:\n\n  export MLFLOW_TRACKING_URI={redact(uri)}"
-    )
-    print("  import mlflow")
+    print(f"its alias is '{args.alias}' now. To load it from any directory, in a shell\n")
+    print(f"  export MLFLOW_TRACKING_URI={redact(uri)}\n\nand in Python\n\n  import mlflow")
     print(f"  chat = mlflow.transformers.load_model('models:/{NAME}@{args.alias}')")
     return 0
 

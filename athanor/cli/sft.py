@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"no source is named '{args.source}'", where="--source", fix=fix)
     style = COLOUR if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else PLAIN
     for row in choose_rows(rows, args.source, args.row, args.seed, args.count):
-        print("\n".join(row_lines(tokenizer, rows, row, style)))
+        print("\n".join(row_lines(tokenizer, rows, row, style, args.source)))
     return 0
 
 
@@ -82,15 +82,22 @@ def choose_rows(rows: PackedRows, source: str | None, row: int | None, seed: int
     return order[: max(count, 0)]
 
 
-def row_lines(tokenizer: Tokenizer, rows: PackedRows, row: int, style: Style) -> Iterator[str]:
-    """The lines for one row: what it is made of, and its entries."""
+def row_lines(
+    tokenizer: Tokenizer, rows: PackedRows, row: int, style: Style, source: str | None = None
+) -> Iterator[str]:
+    """The lines for one row: what it is made of, and its entries; those of other sources than `source` as a count."""
     numbers, capacity = rows.numbers(row), rows.context_tokens + 1
     entries = [rows.conversation(number) for number in numbers]
     used = sum(len(ids) for ids, _ in entries)
     learned = sum(int(mask.sum()) for _, mask in entries)
     title = f"row {row}: {used} of {capacity} tokens used, {capacity - used} padding, {learned / used:.0%} supervised"
     yield title.join(style.heading)
+    others = [number for number in numbers if source not in (None, rows.source(number))]
+    if others:
+        yield f"-- {len(others)} entries of other sources".join(style.heading)
     for number, (ids, mask) in zip(numbers, entries, strict=True):
+        if number in others:
+            continue
         title = f"{rows.name(number)}: {len(ids)} tokens, {mask.mean():.0%} supervised"
         yield f"-- {title}".join(style.heading)
         yield highlighted(tokenizer, ids, mask, style)

@@ -266,6 +266,7 @@ def test_peek_shows_what_is_supervised(world, monkeypatch, capsys):
     out = peek("--source", "sums", "--count", "1")
     assert re.search(r"<\|user\|>What is \d+ \+ \d+\?<\|stop\|><\|assistant\|>⟦\d+ \+ \d+ = \d+<\|stop\|>⟧", out)
     assert re.search(r"row \d+: \d+ of 65 tokens used, \d+ padding, \d+% supervised", out)
+    assert set(re.findall(r"^-- \w+ \d+ of (\w+):", out, re.MULTILINE)) == {"sums"}  # a row holds others, too
     assert out == peek("--source", "sums", "--count", "1") != peek("--source", "sums", "--count", "1", "--seed", "5")
     assert re.search(r"text \d+ of prose: \d+ tokens, 9\d% supervised", peek("--source", "prose"))
     rows = PackedRows("data/sft")
