@@ -84,13 +84,13 @@ def pip(*args: str, check: bool = True, index: str = "") -> subprocess.Completed
 
 def unreachable(index: str) -> str:
     """Why a package index cannot be read, with its address; "" if it can."""
-    address = re.sub(r"(://)[^\s/@]+@", r"\1", index)
+    address, shown = (re.sub(r"(://)[^\s/@]+@", to, index) for to in (r"\1", r"\1***@"))
     try:
         urllib.request.urlopen(address.rstrip("/") + "/torch/", timeout=20).close()
     except urllib.error.HTTPError as error:
-        return f"{address} answers with {error.code} ({error.reason})"
+        return f"{shown} answers with {error.code} ({error.reason})"
     except (OSError, ValueError) as error:
-        return f"{address} cannot be reached ({getattr(error, 'reason', error)})"
+        return f"{shown} cannot be reached ({getattr(error, 'reason', error)})"
     return ""
 
 

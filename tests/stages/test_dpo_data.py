@@ -180,7 +180,10 @@ def all_answers(entries: list[Any]) -> list[Any]:
         (lambda entries, rows: (entries, [sum(rows, [])]), "longer than the context"),
         (lambda entries, rows: (entries, [*rows, rows[0]]), "do not hold every pair once"),
         (lambda entries, rows: (all_answers(entries), rows), "supervises other tokens"),
-        (lambda entries, rows: (entries[2:3] + entries[1:2] + entries[:1] + entries[3:], rows), "have other prompts"),
+        (
+            lambda entries, rows: (entries[2:3] + entries[1:2] + entries[:1] + entries[3:], rows),
+            "have other prompts|longer than the context",
+        ),
     ],
 )
 def test_what_was_written_is_checked(world, monkeypatch, spoil, told):

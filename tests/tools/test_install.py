@@ -52,7 +52,7 @@ def test_torch_follows_the_card(checkout, monkeypatch, capsys):
     # pip would say that versions contradict each other.
     monkeypatch.setenv("TORCH_INDEX", "http://name:secret@nowhere.invalid/whl")
     told = refused()
-    assert "TORCH_INDEX http://nowhere.invalid/whl cannot be reached" in told and "secret" not in told
+    assert "TORCH_INDEX http://***@nowhere.invalid/whl cannot be reached" in told and "secret" not in told
     assert "ResolutionImpossible" not in told
 
     # PyPI's is newer, and the index that was named is asked alone.

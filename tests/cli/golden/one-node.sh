@@ -29,12 +29,15 @@ set -m
 work=$!
 set +m
 time_is_over=
-trap 'time_is_over=1; kill -INT -- -$work 2>/dev/null' USR1
-trap 'kill -INT -- -$work 2>/dev/null' TERM
-while :; do
+trap 'time_is_over=1 signalled=1; kill -INT -- -$work 2>/dev/null' USR1
+trap 'signalled=1; kill -INT -- -$work 2>/dev/null' TERM
+# A signal ends a wait, too: then it says nothing of the work, which may have ended meanwhile. 127: it was asked before.
+signalled=1
+while [ -n "$signalled" ]; do
+    signalled=
     wait "$work"
-    status=$?
-    kill -0 "$work" 2>/dev/null || break
+    code=$?
+    [ "$code" = 127 ] || status=$code
 done
 
 # 75: saved, to be continued. Without Slurm's signal that is so if the stage has seen the end of the job itself.
