@@ -53,7 +53,7 @@ def test_what_is_there_is_not_made_again_and_a_parameter_runs_what_it_touches(cl
     assert "Running stage" not in rl(clone, "grpo").stdout
     params = clone.path / "params.yaml"
     text = params.read_text()
-    params.write_text(text.replace("kl_coefficient: 0.02", "kl_coefficient: 0.5"))
+    params.write_text(text.replace("kl_coefficient: 0.0", "kl_coefficient: 0.5"))
     done = rl(clone, "grpo").stdout
     assert "rl/dvc.yaml:grpo'" in done and "rl/dvc.yaml:grpo-export'" in done
     assert "Running stage 'rl/dvc.yaml:grpo-data'" not in done and "Running stage 'sft'" not in done

@@ -198,7 +198,10 @@ def test_samples_must_go_on_at_the_checkpoint_without_a_gap():
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--stages", "sft,eval"), "--stages: 'eval' is no resumable stage. Fix: use pretrain, sft, grpo, dpo, download"),
+        (
+            ("--stages", "sft,eval"),
+            "--stages: 'eval' is no resumable stage. Fix: use pretrain, sft, grpo, dpo, download",
+        ),
         (("--kills", "0"), "--kills: 0 is out of range. Fix: use a value ≥ 1"),
         (("--inputs", "/nowhere"), "/nowhere/data/shards: not found. Fix: build it there (dvc repro pretrain)"),
     ],
