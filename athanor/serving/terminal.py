@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -27,6 +28,7 @@ from athanor.decoding.sampling import Sampling
 from athanor.runtime.machine import machine
 from athanor.serving.backends.base import Backend, Request
 from athanor.serving.backends.torch_backend import open_backend
+from athanor.serving.experiments import HF_DIR
 from athanor.serving.memory import GIB
 from athanor.serving.running import CONTINUES
 from athanor.text.conversations import Message
@@ -221,7 +223,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stream.reconfigure(encoding="utf-8", errors="replace")
     try:
         settings = machine()
-        spec = {"path": options.model, "device": settings.device, "threads": settings.threads}
+        inner = Path(options.model) / HF_DIR  # of an export as a whole, as `athanor serve` takes it
+        path = str(inner) if inner.is_dir() else options.model
+        spec = {"path": path, "device": settings.device, "threads": settings.threads}
         backend = open_backend({**spec, "rows": 1, "cache_bytes": GIB})
         names = ("temperature", "top_k", "top_p", "min_p", "seed")
         sampling = {name: value for name in names if (value := getattr(options, name)) is not None}

@@ -207,6 +207,15 @@ def test_a_pipe_gets_the_answers_and_nothing_else(piped, exported):
     assert out == expected and len(out) > 20
 
 
+def test_the_folder_of_an_export_will_do(piped, exported, tmp_path):
+    """What `athanor rl` prints; only models/export/hf did, while `athanor serve` took both."""
+    (tmp_path / "grpo-export").mkdir()
+    (tmp_path / "grpo-export/hf").symlink_to(exported)
+    greedy = ("--temperature", "0", "--max-new-tokens", "9")
+    answered = piped("hi", *greedy, model=tmp_path / "grpo-export")
+    assert answered[0] == 0 and answered == piped("hi", *greedy)
+
+
 def test_commands(piped):
     one = piped("/system Be brief.\nhello\n/reset\nhello\n/system\nhello\n/nonsense\n", "--max-new-tokens", "9")
     lines = one[1].splitlines()
