@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
 
 import torch
@@ -95,11 +96,11 @@ class KVCache:
         self.keys_LBKSE[:, target] = self.keys_LBKSE[:, source]
         self.values_LBKSE[:, target] = self.values_LBKSE[:, source]
 
-    def write_rows(self, first: int, other: KVCache) -> None:
-        """Put the rows of another cache into the rows from `first` on."""
-        rows, length = slice(first, first + other.batch), other.length
-        self.keys_LBKSE[:, rows, :, :length] = other.keys_LBKSE[:, :, :, :length]
-        self.values_LBKSE[:, rows, :, :length] = other.values_LBKSE[:, :, :, :length]
+    def write_rows(self, first: int, other: KVCache, sources: Sequence[int]) -> None:
+        """Put the rows `sources` of another cache into the rows from `first` on."""
+        rows, length = slice(first, first + len(sources)), other.length
+        self.keys_LBKSE[:, rows, :, :length] = other.keys_LBKSE[:, sources, :, :length]
+        self.values_LBKSE[:, rows, :, :length] = other.values_LBKSE[:, sources, :, :length]
 
     def _visible(self, positions_BT: Tensor) -> Tensor:
         slots_S = torch.arange(self.length, device=positions_BT.device)

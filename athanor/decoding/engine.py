@@ -86,8 +86,9 @@ class Engine:
     def add_requests(self, requests: Sequence[tuple[Hashable, Sequence[int], int, Sampling]]) -> list[TokenEvent]:
         """Begin answers, given as (key, prompt ids, maximum of new tokens, sampling), and make the first id of each.
 
-        They are read in one pass, padded to the longest. InputError, before
-        anything has changed, for a prompt that is empty or leaves no room.
+        They are read in one pass, padded to the longest; equal prompts are read
+        once. InputError, before anything has changed, for a prompt that is empty
+        or leaves no room.
         """
         if len(requests) > self.free:
             raise ValueError(f"{len(requests)} answers for {self.free} free rows")
@@ -97,12 +98,15 @@ class Engine:
                 raise ValueError(f"an answer of at most {limit} ids")
         if not requests:
             return []
-        prompts = [prompt for _, prompt, _, _ in requests]
-        device, width = self.model.head_weight.device, max(map(len, prompts))
-        scratch = KVCache(self.model.config, len(prompts), width, device=device, dtype=self.model.head_weight.dtype)
-        logits_BV = self._read(prompts, scratch)
+        numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(tuple(each[1]) for each in requests))}
+        device, prompts = self.model.head_weight.device, list(numbers)
+        scratch = KVCache(
+            self.model.config, len(prompts), max(map(len, prompts)), device=device, dtype=self.model.head_weight.dtype
+        )
+        sources = [numbers[tuple(prompt)] for _, prompt, _, _ in requests]
+        logits_BV = self._read(prompts, scratch)[sources]
         first = len(self.rows)
-        self.cache.write_rows(first, scratch)
+        self.cache.write_rows(first, scratch, sources)
         for key, prompt, limit, sampling in requests:
             budget = min(limit, self.cache.capacity - len(prompt))
             self.rows.append(_Row(key, list(prompt), len(prompt), budget, sampling, random.Random(sampling.seed)))

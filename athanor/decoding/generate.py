@@ -80,10 +80,14 @@ def generate(
                     ids[i].append(token)
 
     # Prompts of like length are neighbours, so that little is padded; the longest, whose steps cost most, come first.
-    order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))[::-1]
+    # Equal ones stay together: the engine reads such prompts once.
+    copies: dict[tuple[int, ...], list[int]] = {}
+    for i in sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))[::-1]:
+        copies.setdefault(tuple(prompts[i]), []).append(i)
+    distinct = list(copies.values())
     on_cpu = model.head_weight.device.type == "cpu"
     workers, groups = (threads if on_cpu and torch.get_num_threads() == 1 else 1), (PROMPT_GROUPS if on_cpu else 1)
-    prompt_groups = [members for group in range(groups) if (members := order[group::groups])]
+    prompt_groups = [sum(members, []) for group in range(groups) if (members := distinct[group::groups])]
     with ThreadPoolExecutor(workers, initializer=torch.set_flush_denormal, initargs=(True,)) as pool:
         for _ in pool.map(decode, prompt_groups) if workers > 1 else map(decode, prompt_groups):
             pass

@@ -11,6 +11,7 @@ from athanor.base.errors import InputError
 from athanor.decoding.cache import KVCache
 from athanor.decoding.engine import Engine
 from athanor.decoding.folded import FusedDecoder
+from athanor.decoding.generate import generate
 from athanor.decoding.sampling import GREEDY, Sampling
 from tests.evaluation.test_generate import plain_greedy, prompts
 from tests.evaluation.tiny import make_model
@@ -58,6 +59,22 @@ def test_a_seed_decides_an_answer_whoever_is_beside_it(tokenizer):
         return [one.token for one in made if one.key == "asked"]
 
     assert said([]) == said(others) and len(said([])) == 12
+
+
+def test_copies_of_a_prompt_are_read_once_and_answered_each_as_if_alone(tokenizer, monkeypatch):
+    model, asked = make_model(tokenizer), prompts(tokenizer.vocab_size, 10, 40)
+    copies = [prompt for prompt in asked for _ in range(5)]
+    options = {"max_new_tokens": 8, "stop_ids": STOPS, "batch_rows": 9}
+    settings = [GREEDY if n % 5 == 0 else Sampling(temperature=2.0, seed=n) for n in range(len(copies))]
+    alone = [generate(model, [copies[n]], sampling=[settings[n]], **options)[0] for n in range(len(copies))]
+    rows_read, hidden = [], model.hidden
+    monkeypatch.setattr(
+        model, "hidden", lambda ids, **words: rows_read.append(len(ids) * (ids.shape[1] > 1)) or hidden(ids, **words)
+    )
+    assert generate(model, copies, sampling=settings, **options) == alone
+    assert len({tuple(answer.ids) for answer in alone}) > 20
+    # A prompt whose copies did not all find a free row is read again for the rest.
+    assert sum(rows_read) < 2 * len(asked)
 
 
 def test_a_prompt_that_does_not_fit_changes_nothing(tokenizer):

@@ -59,7 +59,7 @@ def test_a_wrong_cache_is_noticed(tokenizer, monkeypatch, planted):
         monkeypatch.setattr(KVCache, "move", lambda self, source, target: None)
     elif planted == "write_rows":
         right = KVCache.write_rows
-        monkeypatch.setattr(KVCache, "write_rows", lambda self, first, other: right(self, 0, other))
+        monkeypatch.setattr(KVCache, "write_rows", lambda self, first, *more: right(self, 0, *more))
     else:
         right = KVCache.first_rows
         monkeypatch.setattr(KVCache, "first_rows", lambda self, rows, length: right(self, rows, length - 1))
