@@ -14,7 +14,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +64,12 @@ def left_out(field: dataclasses.Field[Any]) -> str:
     return f"`{field.default if isinstance(field.default, str) else json.dumps(field.default)}`"
 
 
-def table(schema: type, node: ast.ClassDef, lines: list[str]) -> list[str]:
+def table(schema: type, nodes: Sequence[ast.ClassDef], lines: list[str]) -> list[str]:
     known = {field.name: field for field in dataclasses.fields(schema)}
     optional = any(field.default is not dataclasses.MISSING for field in known.values())
     titles = ["key", "type", "allowed", *(["left out"] if optional else []), "meaning"]
     rows = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
-    for field in [field for field in node.body if isinstance(field, ast.AnnAssign)]:
+    for field in [field for node in nodes for field in node.body if isinstance(field, ast.AnnAssign)]:
         comment = re.search(r"#\s*(.*)$", lines[field.end_lineno - 1])
         kind = ast.unparse(field.annotation).replace("|", "\\|").replace("'", "")
         words = comment[1].replace("|", "\\|") if comment else ""
@@ -103,14 +103,16 @@ def page() -> str:
         parts.append(f"\n## {section}\n")
         found = classes(path)
         # The section first, then the classes its keys are made of, in reading order.
-        for name in [schema.__name__, *(name for name in found if name != schema.__name__)]:
+        sections = {parent.__name__ for other in schemas().values() for parent in other.__mro__}
+        for name in [schema.__name__, *(name for name in found if name not in sections)]:
             if name != schema.__name__:
                 parts.append(f"\n### {section}: {name}\n")
             text = ast.get_docstring(found[name])
             if text:
                 parts.append(text + "\n")
             described = getattr(sys.modules[schema.__module__], name)
-            parts.extend(table(described, found[name], lines))
+            parents = [found[parent.__name__] for parent in described.__mro__ if parent.__name__ in found]
+            parts.extend(table(described, parents, lines))
             parts.extend(by_name(described))
     return "\n".join(parts) + "\n"
 

@@ -7,6 +7,7 @@ lies inside a round, its weights are others: the round is read from a file then,
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -160,9 +161,11 @@ class Rollouts:
         wanted = params.questions_per_step * params.steps_per_round
         candidates = self._questions(number, max(wanted, int(wanted * params.question_tries)))
         drawn: list[Group] = []
-        while candidates and sum(not group.tied for group in drawn) < wanted:
-            missing = wanted - sum(not group.tied for group in drawn)
-            now, candidates = candidates[:missing], candidates[missing:]
+        while candidates and (untied := sum(not group.tied for group in drawn)) < wanted:
+            # As many as it will take: small rounds of drawing cost nearly what large ones do.
+            share = max(untied / len(drawn), 1 / params.question_tries) if drawn else 1.0
+            count = math.ceil((wanted - untied) / share)
+            now, candidates = candidates[:count], candidates[count:]
             sampling = [
                 Sampling(1.0, seed=int(digest([params.seed, number, len(drawn) + index, copy])[:12], 16))
                 for index in range(len(now))
