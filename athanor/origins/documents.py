@@ -25,6 +25,7 @@ from athanor.text.documents import content_id, shard_files
 from athanor.tokenizer.tokenizer import Tokenizer
 
 SHARDS, SFT, TOKENIZER = Path("data/shards"), Path("data/sft"), Path("models/tokenizer")
+MODEL = Path("models/sft")
 CLEAN, INSTRUCT = Path("data/clean"), Path("data/instruct")
 UNKNOWN = "unknown"
 
