@@ -33,9 +33,9 @@ too short to tell  an answer so common that it would prove nothing if it stood t
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("text", nargs="?", help="without it, standard input is read")
+    parser.add_argument("text", metavar="TEXT", nargs="?", help="without it, standard input is read")
     parser.add_argument("--battery", action="store_true", help="the right answers of the last evaluation")
-    parser.add_argument("--influence", metavar="QUESTION", help="which conversations push towards its answer, the text")
+    parser.add_argument("--influence", metavar="QUESTION", help="which conversations push to its answer, or to TEXT")
     parser.add_argument("--json", action="store_true", help="for programs")
 
 
