@@ -2,6 +2,8 @@
 
 athanor trace "some text"      an answer, or a part of one
 athanor trace < answer.txt     the same from standard input
+athanor trace --battery        of the right answers of the last evaluation: which of them are recall
+athanor trace --influence "QUESTION" ["ANSWER"]     an experiment: which conversations push the model to this answer
 
 Looks into data/shards and data/sft of this checkout. The first call makes an index in .athanor/origins, which takes
 seconds for the default's corpus; docs/data.md tells what it costs for others. The steps are those of the model here.
@@ -12,29 +14,100 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 
 from athanor.base.errors import InputError
-from athanor.cli.render import plural, visible
+from athanor.base.work import Facts
+from athanor.cli.render import plural, share, visible
+from athanor.origins import recall
 from athanor.origins.tracing import Place, Span, Trace, Tracer
 from athanor.runtime.machine import anchor
 from athanor.runtime.progress import Progress
 
-ABOUT_CHARS, STEPS_SHOWN = 70, 5
+ABOUT_CHARS, STEPS_SHOWN, MOST_INFLUENTIAL = 70, 5, 10
+EXPERIMENT = 'An experiment: what it says, and what it cannot, is in docs/data.md, "Where a text comes from".'
+RECALL = """verbatim           the whole answer stands in the training data
+pieces             at least half of its tokens do, in spans
+own words          fewer do
+too short to tell  an answer so common that it would prove nothing if it stood there"""
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("text", nargs="?", help="without it, standard input is read")
+    parser.add_argument("text", metavar="TEXT", nargs="?", help="without it, standard input is read")
+    parser.add_argument("--battery", action="store_true", help="the right answers of the last evaluation")
+    parser.add_argument("--influence", metavar="QUESTION", help="which conversations push to its answer, or to TEXT")
     parser.add_argument("--json", action="store_true", help="for programs")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.battery:
+        return _battery(args)
+    if args.influence is not None:
+        return _influence(args)
     if args.text is None and sys.stdin.isatty():
         raise InputError("no text", where="athanor trace", fix='athanor trace "some text", or athanor trace < FILE')
     text = sys.stdin.read() if args.text is None else args.text
+    trace = _tracer().trace(text)
+    print(_json(trace.as_json()) if args.json else report(trace))
+    return 0
+
+
+def _tracer() -> Tracer:
     with Progress(None, "index of the training data", "tokens") as bar:
-        tracer = Tracer(anchor(), bar.update)
-    trace = tracer.trace(text)
-    print(json.dumps(trace.as_json(), indent=2, ensure_ascii=False) if args.json else report(trace))
+        return Tracer(anchor(), bar.update)
+
+
+def _json(value: Facts) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def _battery(args: argparse.Namespace) -> int:
+    rows, answers = recall.right_answers(anchor()), []
+    tracer = _tracer()
+    with Progress(len(rows), "answers", "answers") as bar:
+        for row in rows:
+            kind = recall.recall_of(row["text"], tracer)
+            answers.append({name: row[name] for name in ("category", "item", "text")} | {"recall": kind})
+            bar.update(1)
+    table = recall.table((answer["category"], answer["recall"]) for answer in answers)
+    print(_json({"categories": table, "answers": answers}) if args.json else recall_report(table))
+    return 0
+
+
+def recall_report(table: Mapping[str, Mapping[str, int]]) -> str:
+    """The table of kinds by category for people: how many right answers, and their share of the category's."""
+    width = max(map(len, table))
+    lines = [f"{'':{width}}  right{''.join(f'{kind:>19}' for kind in recall.KINDS)}"]
+    for category, counts in table.items():
+        right = sum(counts.values())
+        cells = [
+            f"{counts[kind]:,} {share(counts[kind], right):>7}" if kind in counts else "–" for kind in recall.KINDS
+        ]
+        lines.append(f"{category:{width}}  {right:>5,}{''.join(f'{cell:>19}' for cell in cells)}")
+    return "\n".join([*lines, "", RECALL])
+
+
+def _influence(args: argparse.Namespace) -> int:
+    from athanor.origins.influence import Influence, greedy_answer  # torch takes seconds to load
+
+    influence = Influence(anchor())
+    question, answer = args.influence, args.text
+    if answer is None:
+        answer = greedy_answer(influence.model, influence.tokenizer, question)
+    with Progress(len(influence.copies), "gradients of conversations", "conversations") as bar:
+        top = influence.top(influence.scores(question, answer, bar.update), MOST_INFLUENTIAL)
+    if args.json:
+        print(_json({"experiment": True, "question": question, "answer": answer, "conversations": top}))
+        return 0
+    lines = [EXPERIMENT, "", visible(question), visible(answer)]
+    for row in top:
+        name = f"conversation {row['entries'][0]} of {row['source']}, {plural(row['times'], 'time')} in the data"
+        lines += [
+            "",
+            f"{row['score']:5.2f}  {name}",
+            *(f"       {_short(row[part])}" for part in ("question", "answer")),
+        ]
+    print("\n".join(lines))
     return 0
 
 
@@ -58,11 +131,15 @@ def _span(number: int, span: Span) -> str:
 
 def _place(place: Place) -> list[str]:
     name = f"{place.kind} {place.id[:12]} of {place.source}, licence {place.license}"
-    about = " ".join(visible(place.about).split())
-    about = about if len(about) <= ABOUT_CHARS else about[: ABOUT_CHARS - 1] + "…"
+    about = _short(place.about)
     if place.part:
         about = f'{"in the question" if place.part == "question" else "in the answer to"} "{about}"'
     return [f"    {name}" + (f": {about}" if about else ""), f"        {_steps(place)}"]
+
+
+def _short(text: str) -> str:
+    text = " ".join(visible(text).split())
+    return text if len(text) <= ABOUT_CHARS else text[: ABOUT_CHARS - 1] + "…"
 
 
 def _steps(place: Place) -> str:

@@ -25,6 +25,7 @@ from athanor.text.documents import content_id, shard_files
 from athanor.tokenizer.tokenizer import Tokenizer
 
 SHARDS, SFT, TOKENIZER = Path("data/shards"), Path("data/sft"), Path("models/tokenizer")
+MODEL = Path("models/sft")
 CLEAN, INSTRUCT = Path("data/clean"), Path("data/instruct")
 UNKNOWN = "unknown"
 
@@ -127,7 +128,7 @@ class Conversations:
         """As of a document: the id is the entry's number, what it is about the first question."""
         facts = {}
         for number in numbers:
-            source, turns = self._rows.source(number), self._turns(number)
+            source, turns = self._rows.source(number), self.turns(number)
             kind = "conversation" if turns else "text in fine-tuning"
             licences = {self._licence(source, turn) for turn in turns} or {UNKNOWN}
             facts[number] = {
@@ -147,7 +148,7 @@ class Conversations:
 
     def steps(self, numbers: Iterable[int], offset: int, tokens: int) -> list[int] | None:
         """As of text; up to the step whose weights were kept."""
-        return None if self._reading is None else self._reading.steps(self._rows_of(numbers))
+        return None if self._reading is None else self._reading.steps(self.rows_of(numbers))
 
     @cached_property
     def _reading(self) -> Reading | None:
@@ -169,7 +170,7 @@ class Conversations:
         order = np.argsort(entries, kind="stable")
         return entries[order], np.repeat(np.arange(len(lengths)), [len(row) for row in lengths])[order]
 
-    def _rows_of(self, numbers: Iterable[int]) -> list[int]:
+    def rows_of(self, numbers: Iterable[int]) -> list[int]:
         entries, rows_of_entries = self._row_of
         return [
             row
@@ -177,7 +178,7 @@ class Conversations:
             for row in rows_of_entries[np.searchsorted(entries, number) : np.searchsorted(entries, number, "right")]
         ]
 
-    def _turns(self, number: int) -> list[tuple[str, str]]:
+    def turns(self, number: int) -> list[tuple[str, str]]:
         """Questions and answers of a conversation; none of a piece of text."""
         if self._rows.is_text(number):
             return []

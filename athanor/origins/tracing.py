@@ -111,6 +111,11 @@ class Tracer:
         spans = self._described(query, matches, most)
         return Trace(_pieces(query, list(matches)), spans, found, len(query.ids), self._tokens)
 
+    def tells(self, text: str) -> bool:
+        """Whether the text as a whole is rare enough to be a span, if it stands somewhere."""
+        query = Query.of(text, self.tokenizer)
+        return self._rare(query, query.whole())
+
     def _candidates(self, query: Query) -> list[tuple[Range, list[Seen]]]:
         """Maximal matches, widened to what their places have in common with the text beyond the tokens."""
         asked, at = np.append(query.ids, END), np.arange(len(query.ids))
@@ -161,9 +166,12 @@ class Tracer:
         for bounds, seen in sorted(candidates, key=lambda candidate: -self._rarity(query, candidate[0])):
             start, end = query.trimmed(*query.uncovered(bounds, chosen))
             enough = query.words(start, end) >= MIN_WORDS or (start, end) == query.whole()
-            if enough and self._rarity(query, (start, end)) >= np.log2(self._tokens) + RARE_BITS:
+            if enough and self._rare(query, (start, end)):
                 chosen[start, end] = seen
         return dict(sorted(chosen.items()))
+
+    def _rare(self, query: Query, bounds: Range) -> bool:
+        return self._rarity(query, bounds) >= float(np.log2(self._tokens)) + RARE_BITS
 
     def _rarity(self, query: Query, bounds: Range) -> float:
         return float(self._bits[query.ids[query.inside(*bounds)]].sum())

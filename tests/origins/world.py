@@ -14,7 +14,7 @@ from athanor.text.documents import Document, write_shards
 from athanor.tokenizer.chat import render
 from athanor.tokenizer.tokenizer import Tokenizer
 
-SOURCE, TALKS = "books", "talks"
+SOURCE, TALKS, CONTEXT = "books", "talks", 128
 
 
 def write_data(
@@ -46,7 +46,9 @@ def write_data(
     write_manifest(root / "data/instruct", kind="instruct", version=1, counts=counts)
     (root / "data/sft").mkdir()
     entries = [render(tokenizer, each) for each in messages]
-    rows.write_split(root / "data/sft", "train", entries, [[n] for n in range(len(entries))], tokenizer.vocab_size)
-    packed = {"pad_id": tokenizer.pad, "stop_id": tokenizer.stop, "context_tokens": 255, "sources": [TALKS]}
+    for split in ("train", "val"):
+        numbers = rows.pack([len(ids) for ids, _ in entries], CONTEXT + 1, 0)
+        rows.write_split(root / "data/sft", split, entries, numbers, tokenizer.vocab_size)
+    packed = {"pad_id": tokenizer.pad, "stop_id": tokenizer.stop, "context_tokens": CONTEXT, "sources": [TALKS]}
     write_manifest(root / "data/sft", kind=rows.KIND, version=rows.VERSION, counts={}, **facts, **packed)
     assert (root / "models/tokenizer" / MANIFEST).is_file(), "the tokenizer comes first"
