@@ -44,8 +44,8 @@ class ExportParams:
         K type does is counted, not limited.
     perplexity_chunks: contexts of held-out text that torch, transformers and llama.cpp score alike.
     perplexity_tolerance: relative difference of the perplexity that each type may show.
-    Limits of logits and margins, and of perplexities for all types but f32, hold for logits up to 10 and grow in
-    proportion for a model with larger ones.
+    Limits of logits, margins and perplexities hold for logits up to 10 and grow in proportion for a model with larger
+    ones; that of the Hugging Face directory's perplexity stays.
     """
 
     name: str
