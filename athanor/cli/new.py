@@ -47,7 +47,7 @@ SCRIPTS |= {"Greek": "[\u0370-\u03ff]", "Arabic": "[\u0600-\u06ff]", "Hebrew": "
 MOST_NAMED = 8  # files
 WEB_FILES = ("*.js", "*.mjs", "*.css", "*.map")  # of a web site: its search index would be two thirds of the text
 LONG_LINE, MIN_LINES = 40, 50  # characters, and lines of that length in a file, to tell what repeats other files
-REPEATED = 0.8  # of a file's long lines
+REPEATED = 0.95  # of a file's long lines; pages of one manual share up to 0.85 by what all of them say
 
 
 @dataclass

@@ -83,6 +83,15 @@ def test_a_saved_web_site_is_its_pages_and_not_its_search_index(project, capsys)
     assert source.globs == ("corpus/site/**/*.html",) and source.on_unreadable == "refuse"
 
 
+def test_pages_that_share_what_a_manual_says_on_each_are_not_named(project, capsys):
+    """Seen: the pages of Cargo's commands have up to 0.85 of their lines in common; it was advised to remove them."""
+    options = "\n\n".join(f"Option {n} is the same one for every command of this manual." for n in range(85))
+    own = ("\n\n".join(f"Line {n} of page {page} is about its command alone." for n in range(15)) for page in range(4))
+    fill(project / "corpus" / "manual", {f"{page}.md": f"{options}\n\n{text}" for page, text in enumerate(own)})
+    assert cli.call("new", ["corpus/manual"]) == 0
+    assert "counts twice" not in capsys.readouterr().out
+
+
 def test_code_with_some_pages_stays_code(project, capsys):
     fill(
         project / "corpus" / "app",
