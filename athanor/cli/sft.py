@@ -48,7 +48,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     selection.add_argument("--row", type=int, help="this row; otherwise rows are drawn")
     peek.add_argument("--split", choices=("train", "val"), default="train")
     peek.add_argument("--seed", type=int, default=0, help="of the draw (default 0)")
-    peek.add_argument("--count", type=int, default=COUNT, help=f"how many rows to draw (default {COUNT})")
+    peek.add_argument("-n", "--count", type=int, default=COUNT, help=f"how many rows to draw (default {COUNT})")
 
 
 def run(args: argparse.Namespace) -> int:

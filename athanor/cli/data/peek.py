@@ -38,7 +38,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     explanation = "like 'quality<0.4', 'toxicity>0.9'"
     parser.add_argument("--score", action="append", default=[], metavar="COND", help=explanation)
     parser.add_argument("--cluster", metavar="ID", help="the cluster of duplicates that this document is in")
-    parser.add_argument("-n", type=int, default=5, metavar="N", help="how many (default 5)")
+    parser.add_argument("-n", "--count", dest="n", type=int, default=5, metavar="N", help="how many (default 5)")
     parser.add_argument("--seed", type=int, help="the same documents again (default: a new one each time, printed)")
     parser.add_argument("--chars", type=int, default=600, help="characters of each text, 0 for all (default 600)")
     parser.add_argument("--json", action="store_true", help="for programs")
