@@ -34,13 +34,16 @@ too short to tell  an answer so common that it would prove nothing if it stood t
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("text", metavar="TEXT", nargs="?", help="without it, standard input is read")
-    parser.add_argument("--battery", action="store_true", help="the right answers of the last evaluation")
-    parser.add_argument("--influence", metavar="QUESTION", help="which conversations push to its answer, or to TEXT")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--battery", action="store_true", help="the right answers of the last evaluation")
+    kinds.add_argument("--influence", metavar="QUESTION", help="which conversations push to its answer, or to TEXT")
     parser.add_argument("--json", action="store_true", help="for programs")
 
 
 def run(args: argparse.Namespace) -> int:
     if args.battery:
+        if args.text is not None:
+            raise InputError("looks at the answers of data/eval alone", where="--battery", fix="leave the text out")
         return _battery(args)
     if args.influence is not None:
         return _influence(args)

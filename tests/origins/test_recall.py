@@ -59,6 +59,8 @@ def test_each_right_answer_that_was_written_has_its_kind_and_the_table_counts_th
     assert call("trace", ["--battery"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[1] == ["first", "1", "1", "100.0%", "–", "–", "–"] and lines[3][:4] == ["all", "7", "2", "28.6%"]
+    with pytest.raises(InputError, match="leave the text out"):
+        call("trace", ["a text", "--battery"])
 
 
 def test_answers_that_are_missing_or_of_another_model_are_refused(root: Path) -> None:
