@@ -18,9 +18,10 @@ TIERS = YAML(typ="safe").load(Path(__file__).with_name("tiers.yaml"))
 
 @pytest.fixture(scope="session", autouse=True)
 def hears_its_terminal() -> None:
-    """A suite started with nohup ignores SIGHUP, and so would every stage that a test hangs up."""
-    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    """A suite started with nohup ignores SIGHUP, one started with & by a script SIGINT, and so would all that tests start."""
+    for number, usual in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, usual)
 
 
 @pytest.fixture
