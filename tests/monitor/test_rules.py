@@ -467,6 +467,12 @@ def test_readings_at_log_points_only():
     assert trouble(findings(sparse(clean), 1200)) == []
 
 
+def test_on_a_cpu_where_both_memories_are_one_its_growth_is_told_once():
+    rows = leak("memory.host_bytes", 0.8)(healthy(1200, seed=18), 300)
+    rows = [{**row, "memory.bytes": row["memory.host_bytes"]} for row in rows]
+    assert names(trouble(findings(rows, 1200))) == ["host_memory"]
+
+
 BEGAN_WITH = (2.57, 1.44, 2.63, 2.59, 2.58, 1.48, 1.52, 2.57)  # fine-tuning in the default run, reading by reading
 
 
