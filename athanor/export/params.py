@@ -16,6 +16,7 @@ class PerplexityTolerance:
     most as much again.
 
     f32: also of the Hugging Face directory; a wrong epsilon of the norms costs a trained model some 1e-4 and shows at 1e-5.
+    In llama.cpp what its sum over the vocabulary loses comes on top.
     """
 
     f32: float = param(min=1e-9, max=1, default=1e-5)
