@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from athanor.sources.exercises import talk
 from athanor.sources.exercises.talk import TEXTS, TOPICS, About, Turn
-from athanor.sources.instruct_params import ExercisesSource, IdentitySource, InstructParams, InstructSource
+from athanor.sources.instruct_params import (
+    ExercisesSource,
+    IdentitySource,
+    InstructParams,
+    InstructSource,
+    MessagesSource,
+)
 from athanor.sources.params import DocumentSource, PythonSource
 from athanor.text.conversations import Conversation
 from athanor.text.documents import split_of
@@ -16,15 +22,17 @@ DIALOGUE_SHARE = 4  # one conversation of two or three turns for so many single 
 POLITE = ("hello", "thanks", "bye")  # the topics that stand around another one
 TRIES = 50  # draws of a turn for the side of the line on which a conversation is
 MODEL_CARD = "the texts that my model card lists"
+OWN_SKILL = "answer short questions about my texts"  # with text and conversations of one's own
 
 
-def about(source: IdentitySource, documents: Sequence[DocumentSource], chats: Iterable[InstructSource]) -> About:
+def about(source: IdentitySource, documents: Sequence[DocumentSource], chats: Sequence[InstructSource]) -> About:
     """What a model says of its texts and skills, so that it is true for the sources at hand."""
     python = [isinstance(document, PythonSource) for document in documents]
     taught = {
         name for chat in chats if isinstance(chat, ExercisesSource) for name, rows in chat.categories.items() if rows
     }
-    skills = tuple(dict.fromkeys(phrase for name, phrase in TEXTS["skills"].items() if name in taught))
+    own = [OWN_SKILL for chat in chats if isinstance(chat, MessagesSource) and chat.files and not all(python)]
+    skills = tuple(dict.fromkeys([*own, *(phrase for name, phrase in TEXTS["skills"].items() if name in taught)]))
     if not source.from_scratch or not any(python):
         made = "trained from scratch" if source.from_scratch else "fine-tuned"
         return About(MODEL_CARD, made, skills, python_only=False, own_text=source.from_scratch)

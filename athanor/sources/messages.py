@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,13 +39,25 @@ def conversations(
 
     `leave_out` gets the reason for each one not taken. InputError when more rows are
     malformed than the source tolerates, with the first of them. The split follows
-    the conversation's content, so that a repeated one stays on one side.
+    the conversation's content, so that a repeated one stays on one side, and both wordings of one.
     """
     found = _trees(source) if source.shape == "tree" else source_rows(source)
     for messages in usable(source, found, lambda row, where: _messages(source, row, where), leave_out):
         key = Conversation(messages, "", "", "", "").id
-        yield Conversation(messages, source.name, source.license, split_of(key, val_fraction), key)
+        split = split_of(key, val_fraction)
+        for wording in dict.fromkeys((messages, as_typed(messages)) if source.as_typed else (messages,)):
+            yield Conversation(wording, source.name, source.license, split, key)
         tick(1)
+
+
+def as_typed(messages: Messages) -> Messages:
+    """The same turns with what the user says in small letters and without the marks at its end."""
+    return tuple(
+        replace(message, content=message.content.lower().rstrip("?!. ") or message.content)
+        if message.role == "user"
+        else message
+        for message in messages
+    )
 
 
 def usable(

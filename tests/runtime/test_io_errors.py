@@ -132,6 +132,7 @@ def test_prune_that_cannot_rename_leaves_nothing_behind(tmp_path: Path, monkeypa
     slot.mkdir(parents=True)
     (slot / "DONE").touch()
     (slot / "facts.json").write_text("{}")
+    (slot / "lock").touch()  # as in every slot; made later, it would be a sign of work in the meantime
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DVC_ROOT", raising=False)
     (found,) = slots.find(tmp_path)

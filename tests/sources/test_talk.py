@@ -18,7 +18,7 @@ from athanor.sources.exercises import facts, talk
 from athanor.sources.exercises.build import check_held_out, draw_exercises, training_conversations
 from athanor.sources.exercises.talk import TOPICS, About, words_of
 from athanor.sources.exercises.written import read_written
-from athanor.sources.instruct_params import ExercisesSource, IdentitySource, InstructParams
+from athanor.sources.instruct_params import ExercisesSource, IdentitySource, InstructParams, MessagesSource
 from athanor.sources.params import DocumentSource, FilesSource, PythonSource
 from athanor.text import habits
 from athanor.text.conversations import Conversation, check_messages
@@ -144,6 +144,19 @@ def test_answers_claim_no_more_than_is_true_of_the_sources() -> None:
     assert all("standard library" not in said[name] for name in ("notes", "tuned"))
     assert "scratch" in said["notes"] and "scratch" not in said["tuned"]
     assert all("JSON" not in text and "compare" not in text for text in said.values())  # not taught
+
+
+def test_one_who_brings_text_and_questions_is_offered_them() -> None:
+    """To "what can you do?" a model of one's own text named exercises alone."""
+    own = MessagesSource(type="messages", name="talks", files="talks.jsonl")
+    offers = {
+        names: identity.about(ME, _documents(names), [ME, TAUGHT, own]).answers("can", {})
+        for names in (("notes",), ("python", "notes"), ("python",))
+    }
+    assert {names for names, texts in offers.items() if identity.OWN_SKILL in " ".join(texts)} == {
+        ("notes",), ("python", "notes")
+    }  # fmt: skip
+    assert any(mark in identity.OWN_SKILL for mark in TOPICS["can"]["marks"])  # the battery takes such an answer
 
 
 def _turns(about: About) -> list[talk.Turn]:
