@@ -71,7 +71,7 @@ def scored(score: float, floor: float = 0.0) -> dict[str, float]:
 @pytest.fixture
 def measured(root: Path) -> Path:
     """With a battery of 28 categories, the worst first in the alphabet, and what is measured beside it."""
-    source = {"base": {"bpb": 1.8, "stderr": 0.1}, "sft": {"bpb": 1.9, "stderr": None}, "gzip": 2.3, "xz": 2.4}
+    source = {"base": {"bpb": 1.8, "stderr": 0.1}, "sft": {"bpb": 1.9, "stderr": None}, "documents": 12, "gzip": 2.3, "xz": 2.4}
     scores = {f"category_{n:02}": scored(n / 30, 0.4) for n in range(28)} | {"all": scored(0.5)}
     share = {"n": 800, "count": 792, "rate": 0.99, "stderr": 0.01}
     pair = {
@@ -101,6 +101,7 @@ def test_the_battery_has_a_line_for_each_category_with_its_floor_and_what_reache
     assert all(f"category_{n:02}" in told for n in range(28))
     assert f"90 % [ 80, 100] n 36   floor  40   {'x' * 56}" in told
     assert "category_00" in lines[28] and f"floor  40 < {'x' * 56}" in lines[28]
+    assert "Held-out text, 12 documents, bits" in summary.text(measured)  # ± 0.3 is no riddle where they are ten
     assert "sft minus base: +40.0 points [+35.0, +45.0], 330 won, 10 lost, p 1e-40" in told
     assert "two similar models: 3.1 points can be resolved" in told and "99.0% end by themselves" in told
 

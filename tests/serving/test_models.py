@@ -324,6 +324,8 @@ async def test_an_unknown_model_is_named_with_the_nearest(world):
     models, _ = world(2000, athanor=1, other=1)
     with pytest.raises(InputError, match="did you mean 'athanor'"):
         models.answer("athnor", HELLO)
+    with pytest.raises(InputError, match="use one of: athanor, other"):  # nothing like it: a guess would mislead
+        models.answer("gold-fig", HELLO)
     with pytest.raises(InputError, match="make repro"):
         Models([], memory_bytes=1).default()
 
