@@ -71,7 +71,13 @@ def scored(score: float, floor: float = 0.0) -> dict[str, float]:
 @pytest.fixture
 def measured(root: Path) -> Path:
     """With a battery of 28 categories, the worst first in the alphabet, and what is measured beside it."""
-    source = {"base": {"bpb": 1.8, "stderr": 0.1}, "sft": {"bpb": 1.9, "stderr": None}, "documents": 12, "gzip": 2.3, "xz": 2.4}
+    source = {
+        "base": {"bpb": 1.8, "stderr": 0.1},
+        "sft": {"bpb": 1.9, "stderr": None},
+        "documents": 12,
+        "gzip": 2.3,
+        "xz": 2.4,
+    }
     scores = {f"category_{n:02}": scored(n / 30, 0.4) for n in range(28)} | {"all": scored(0.5)}
     share = {"n": 800, "count": 792, "rate": 0.99, "stderr": 0.01}
     pair = {
