@@ -60,6 +60,7 @@ class Thresholds:
 
     lr_error: float = param(min=0.0, default=1e-3)
     throughput_warning: float = param(min=0.0, max=1.0, default=0.9)  # of the speed at the start
+    throughput_cpu_warning: float = param(min=0.0, max=1.0, default=0.7)  # the same on a CPU
     throughput_critical: float = param(min=0.0, max=1.0, default=0.3)
     data_wait_warning: float = param(min=0.0, max=1.0, default=0.1)
     data_wait_critical: float = param(min=0.0, max=1.0, default=0.3)

@@ -266,6 +266,17 @@ def test_worse_throughput_is_told_again():
     assert "0.2" not in found[-1].diagnosis and "20% of the" in found[-1].diagnosis
 
 
+@pytest.mark.parametrize(("speed", "level"), [(0.8, None), (0.6, "warning"), (0.2, "critical")])
+def test_the_speed_of_a_cpu_may_swing(speed, level):
+    """A default run of an idle machine ended with "pretrain warning": for half a minute it had 85 % of its first speed."""
+    rows = change(healthy(1200, seed=5), "tokens_per_second", lambda step, value: speed * value, 300)
+    same = [{**row, "memory.host_bytes": row["memory.bytes"]} if "memory.bytes" in row else row for row in rows]
+    found = trouble(findings(same, 1200))
+    assert {finding.rule for finding in found} == ({"throughput"} if level else set())
+    assert [finding.level for finding in found[-1:]] == ([level] if level else [])
+    assert "throughput" in names(trouble(findings(rows, 1200)))  # of an accelerator
+
+
 def test_throughput_names_the_part_that_grew():
     rows = change(healthy(1200, seed=5), "tokens_per_second", lambda step, value: 0.7 * value, 600)
     rows = change(rows, "time.optimizer_s", lambda step, value: value + 0.1, 600)
