@@ -160,7 +160,8 @@ def first_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def other_metrics(a: Side, b: Side) -> dict[str, tuple[Any, Any]]:
     with_error = {name for side in (a, b) for name, *_ in values_with_stderr(side.metrics)}
     redundant = {f"{name}.{leaf}" for name in with_error for leaf in (*VALUE_KEYS, "stderr", *DERIVED)}
-    return {name: pair for name, pair in changed(a.metrics, b.metrics).items() if name not in redundant}
+    pairs = changed(a.metrics, b.metrics).items()
+    return {name: pair for name, pair in pairs if name not in redundant and not name.startswith("eval.taught.")}
 
 
 def warnings(a: Side, b: Side) -> list[str]:
@@ -261,6 +262,7 @@ def compare(root: Path, left: str, right: str) -> dict[str, Any]:
         "params": changed(a.params, b.params),
         "code": code_differences(root, a, b),
         "measures": measures(a.metrics, b.metrics),
+        "taught": [side.metrics.get("eval", {}).get("taught", {}) for side in (a, b)],
         "metrics": other_metrics(a, b),
         "warnings": warnings(a, b),
         "runs": {

@@ -43,6 +43,7 @@ big, small = lr * 100, lr * 10
 scores = {
     "bpb": {"all": {"base": {"bpb": 3.0, "stderr": 0.1}, "sft": {"bpb": 2.0 + big, "stderr": 0.06}}},
     "battery": {"copying": {"score": 0.5 + small, "stderr": 0.07, "n": 48, "correct": 24 + round(48 * small)}},
+    "taught": {"talks": {"taught": {"n": 48, "right": 48 - round(5000 * lr)}}},
     "speed": {"words": 7 + lr},
 }
 json.dump(scores, open("metrics/eval.json", "w"))
@@ -118,6 +119,7 @@ def test_experiment_against_commit(repo):
 
     short = compare(repo, "first", "lower").stdout
     assert "eval.bpb.all.sft" in short and "copying" not in short and "eval.speed" not in short
+    assert "talks, your own questions in the words that were taught: 28 of 48 -> 43 of 48" in short
     assert "1 more differ, 0 of them beyond the noise: athanor compare first lower --all" in short
     text = compare(repo, "first", "lower", "--all").stdout
     assert "sft.lr  0.004 -> 0.001" in text and "1 others are equal" in text
