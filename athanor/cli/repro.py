@@ -85,7 +85,9 @@ def main() -> int:
         if signals and not (reason or deaths):  # between two stages
             stopped, reason = True, "stopped on request"
         kept = f"Finished in this run: {', '.join(finished)}\n" if finished else ""
-        say(f"\n{kept}dvc repro did not finish. {GOES_ON if stopped else MEND}. The cause:\n")
+        say(
+            f"\n{kept}{'Stopped on request' if stopped else 'dvc repro did not finish'}. {GOES_ON if stopped else MEND}.\n"
+        )
         told = any(reason.partition(": ")[2] in death for death in deaths)  # a crash has said it in both places
         said = "\n".join(deaths if told else [*deaths, reason]).strip()
         say(said or "the message of the stage is above")

@@ -93,7 +93,8 @@ def test_an_interrupt_of_the_whole_group_lets_the_stage_save(tmp_path):
     assert child.returncode not in (0, -signal.SIGINT) and "Traceback" not in output, output
     assert list(tmp_path.glob(".athanor/slots/toy/*/saved")) and "stopped, checkpoint saved" in output
     end = json.loads(next(tmp_path.glob(".athanor/runs/*/end.json")).read_text())
-    assert end["status"] == "KILLED" and "did not finish" in output
+    assert end["status"] == "KILLED"
+    assert "Stopped on request. The same command goes on from there" in output and "did not finish" not in output
 
 
 def test_a_failed_run_ends_with_its_error_and_shows_nothing_of_older_runs(toy):
