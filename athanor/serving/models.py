@@ -156,8 +156,8 @@ class Models:
 
     def _entry(self, model: str) -> _ModelEntry:
         if model not in self._entries:
-            names = ", ".join([*self._entries][:8])
-            fix = suggest(model, self._entries, f"use one of: {names}" if names else "make one: make repro", cutoff=0.6)
+            names = ", ".join([*self._entries][:8]) or "nothing; make a model (make repro), then start the server again"
+            fix = suggest(model, self._entries, f"served here: {names}", cutoff=0.6)
             raise NoModel(f"there is no model '{model[:200]}'", where="model", fix=fix)
         return self._entries[model]
 

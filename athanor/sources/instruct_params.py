@@ -93,9 +93,7 @@ class MessagesSource:
       the conversation is the path of best rank through each tree
 
     Malformed rows are counted; more than `max_malformed_fraction` of all is an
-    error. `select` null takes every conversation whole. `as_typed` adds each
-    conversation with its questions as people type them: in small letters,
-    without the mark at their end.
+    error. `select` null takes every conversation whole.
     """
 
     type: Literal["messages"]
@@ -108,7 +106,7 @@ class MessagesSource:
     shape: str = param(choices=tuple(SHAPES), default="messages")
     columns: tuple[str, ...] = ("messages",)
     select: ChatSelection | None = None
-    as_typed: bool = False
+    as_typed: bool = False  # every question once more in small letters, without its mark
     max_malformed_fraction: float = share(0.001)
     max_rows: int | None = param(min=1, max=1_000_000_000, default=None)  # null: all of them
     min_rows: int = param(min=1, max=1_000_000_000, default=1)  # gate

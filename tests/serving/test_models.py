@@ -324,8 +324,10 @@ async def test_an_unknown_model_is_named_with_the_nearest(world):
     models, _ = world(2000, athanor=1, other=1)
     with pytest.raises(InputError, match="did you mean 'athanor'"):
         models.answer("athnor", HELLO)
-    with pytest.raises(InputError, match="use one of: athanor, other"):  # nothing like it: a guess would mislead
+    with pytest.raises(InputError, match="served here: athanor, other"):  # nothing like it: a guess would mislead
         models.answer("gold-fig", HELLO)
+    with pytest.raises(InputError, match="make a model .make repro., then start the server again"):
+        Models([], memory_bytes=1).answer("athanor", HELLO)
     with pytest.raises(InputError, match="make repro"):
         Models([], memory_bytes=1).default()
 
