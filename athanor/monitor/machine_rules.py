@@ -39,8 +39,9 @@ class LearningRate(Rule):
 class Throughput(Rule):
     """Median speed against that of the first steps of this process, with the part of a step that grew most.
 
-    Only information where other programs had the processors meanwhile. The speed of a CPU follows the heat and all else
-    that the machine does: 15 % less for half a minute was seen of one that nobody else used, so its limit is lower.
+    Only information where other programs had the processors meanwhile. The speed of a CPU follows its heat and whatever
+    shares its caches or its host: 15 % less for half a minute was seen of a run that waited for a processor during 2 % of
+    its time. So its limit is lower.
     """
 
     inputs = ("tokens_per_second",)

@@ -25,6 +25,8 @@ KEYS = {"messages": ("role", "content"), "conversations": ("from", "value")}
 SPEAKERS = {"human": "user", "user": "user", "prompter": "user", "gpt": "assistant", "assistant": "assistant"}
 SPEAKERS |= {"chatgpt": "assistant", "bot": "assistant", "system": "system"}
 
+END_MARKS = "?!. \uff1f\uff01\u3002"  # the last three: those of Chinese and Japanese
+
 Row = tuple[str, Mapping[str, Any]]  # the row's location, and its columns
 T = TypeVar("T")
 
@@ -45,15 +47,15 @@ def conversations(
     for messages in usable(source, found, lambda row, where: _messages(source, row, where), leave_out):
         key = Conversation(messages, "", "", "", "").id
         split = split_of(key, val_fraction)
-        for wording in dict.fromkeys((messages, as_typed(messages)) if source.as_typed else (messages,)):
+        for wording in dict.fromkeys((messages, _in_small_letters(messages)) if source.as_typed else (messages,)):
             yield Conversation(wording, source.name, source.license, split, key)
         tick(1)
 
 
-def as_typed(messages: Messages) -> Messages:
+def _in_small_letters(messages: Messages) -> Messages:
     """The same turns with what the user says in small letters and without the marks at its end."""
     return tuple(
-        replace(message, content=message.content.lower().rstrip("?!. ") or message.content)
+        replace(message, content=message.content.lower().rstrip(END_MARKS) or message.content)
         if message.role == "user"
         else message
         for message in messages

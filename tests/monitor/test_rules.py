@@ -268,7 +268,7 @@ def test_worse_throughput_is_told_again():
 
 @pytest.mark.parametrize(("speed", "level"), [(0.8, None), (0.6, "warning"), (0.2, "critical")])
 def test_the_speed_of_a_cpu_may_swing(speed, level):
-    """A default run of an idle machine ended with "pretrain warning": for half a minute it had 85 % of its first speed."""
+    """A default run ended with "pretrain warning": for half a minute it had 85 % of its first speed."""
     rows = change(healthy(1200, seed=5), "tokens_per_second", lambda step, value: speed * value, 300)
     same = [{**row, "memory.host_bytes": row["memory.bytes"]} if "memory.bytes" in row else row for row in rows]
     found = trouble(findings(same, 1200))

@@ -153,14 +153,15 @@ def test_messages_from_jsonl_and_parquet_are_equal(tmp_path):
 def test_as_typed_adds_questions_in_small_letters_on_the_same_side_of_the_split(tmp_path):
     """`what is cargo` was answered from another world, where `What is Cargo?` was taught."""
     rows = [chat(f"What is Part {number}?", f"It is {number}.") for number in range(20)]
-    json_lines(tmp_path / "a.jsonl", [*rows, chat("hi", "Hello!"), chat("?!", "Yes?")])
+    json_lines(tmp_path / "a.jsonl", [*rows, chat("hi", "Hello!"), chat("?!", "Yes?"), chat("\u8c01\uff1f", "A")])
     both = taken(tmp_path / "a.jsonl", as_typed=True)
     plain, typed = both[:40:2], both[1:40:2]
     assert plain == taken(tmp_path / "a.jsonl")[:20] and {row.split for row in plain} == {"train", "val"}
     for number, (row, other) in enumerate(zip(plain, typed, strict=True)):
         assert [message.content for message in other.messages] == [f"what is part {number}", f"It is {number}."]
         assert (other.key, other.split) == (row.key, row.split)
-    assert [row.messages[0].content for row in both[40:]] == ["hi", "?!"]  # once each: typed they are the same
+    rest = [row.messages[0].content for row in both[40:]]
+    assert rest == ["hi", "?!", "\u8c01\uff1f", "\u8c01"]  # the first two once: typed they are the same
 
 
 def test_messages_from_a_directory(tmp_path):
