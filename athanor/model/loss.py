@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from athanor.model import varlen
 from athanor.model.cross_entropy import (
     chunk_rows,
     cross_entropies,
@@ -32,7 +33,8 @@ class Targets(NamedTuple):
     at the end only); where_N: flat positions in [B·T] whose next id is
     supervised; next_N: those ids; source_N: number of the source of each, or
     None where sources are not known; values_NK: fp32, what an objective beside
-    cross-entropy knows of each. Found on the host, so the output layer runs
+    cross-entropy knows of each; starts_M: int32, the documents as attention
+    without a mask takes them (athanor/model/varlen.py). Found on the host, so the output layer runs
     for supervised positions alone and the device is never asked for a count.
     """
 
@@ -42,6 +44,7 @@ class Targets(NamedTuple):
     next_N: Tensor
     source_N: Tensor | None = None
     values_NK: Tensor | None = None
+    starts_M: Tensor | None = None
 
     def to(self, device: torch.device) -> Targets:
         """A copy on the device. From pinned memory: else the copy waits for what the device is doing."""
@@ -71,6 +74,7 @@ def targets(
     """Targets for rows of S = T + 1 ids, their document numbers, an optional loss mask, numbers of sources and values."""
     where_N = np.flatnonzero(supervised(document_BS, mask_BS))
     inputs_BT = document_BS[:, :-1]
+    by_length = document_mask and varlen.active()
     several = document_mask and bool((inputs_BT != inputs_BT[:, :1]).any())
     return Targets(
         torch.from_numpy(np.ascontiguousarray(tokens_BS[:, :-1])),
@@ -79,6 +83,7 @@ def targets(
         torch.from_numpy(tokens_BS[:, 1:].reshape(-1)[where_N]),
         None if source_BS is None else torch.from_numpy(source_BS[:, 1:].reshape(-1)[where_N]),
         None if values_BSK is None else torch.from_numpy(values_BSK[:, 1:].reshape(-1, values_BSK.shape[-1])[where_N]),
+        torch.from_numpy(varlen.document_starts(inputs_BT)) if by_length else None,
     )
 
 
@@ -142,5 +147,6 @@ def training_loss(
 
 
 def _supervised_hidden(model: Transformer, batch: Targets) -> Tensor:
-    h_ND = model.hidden(batch.ids_BT, document_BT=batch.document_BT).flatten(0, 1)
+    documents = {"document_BT": batch.document_BT} if batch.starts_M is None else {"starts_M": batch.starts_M}
+    h_ND = model.hidden(batch.ids_BT, **documents).flatten(0, 1)
     return h_ND if len(batch.where_N) == len(h_ND) else h_ND.index_select(0, batch.where_N)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from athanor.model import varlen
 from athanor.model.config import ModelConfig
 from athanor.model.kernels import attention, attention_bias, feed_forward, use_cpu_attention, use_cpu_kernel
 
@@ -50,7 +51,7 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight * wide.to(x.dtype)
+        return (self.weight * wide.to(self.weight.dtype)).to(x.dtype)
 
 
 def rotary_table(config: ModelConfig, length: int, device: torch.device | None = None) -> Tensor:
@@ -72,7 +73,14 @@ def rotate(x_BTHE: Tensor, table: Tensor) -> Tensor:
 
 
 def attend(q_BHTE: Tensor, k_BKSE: Tensor, v_BKSE: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    """Attention by torch's kernels, [B, H, T, E]; each of the K key heads serves H / K query heads."""
+    """Attention by torch's kernels, [B, H, T, E]; each of the K key heads serves H / K query heads.
+
+    `mask`: bool or a bias, broadcast to [B, H, T, S]; or the starts of documents, see athanor/model/varlen.py.
+    """
+    if mask is not None and mask.dim() == 1:
+        if q_BHTE.device.type != "cpu":
+            return varlen.attend(q_BHTE, k_BKSE, v_BKSE, mask)
+        mask = block_mask(varlen.documents_of(mask, q_BHTE.shape[0], q_BHTE.shape[2]))
     k_BKSE, v_BKSE = fit_groups(q_BHTE, k_BKSE, v_BKSE)
     grouped = q_BHTE.shape[1] != k_BKSE.shape[1]
     return F.scaled_dot_product_attention(q_BHTE, k_BKSE, v_BKSE, attn_mask=mask, is_causal=causal, enable_gqa=grouped)
@@ -117,7 +125,7 @@ class Attention(nn.Module):
         if cache is not None:
             k, v = cache.store(self.layer, k, v)
             causal = causal and k.shape[2] == q.shape[2]  # one new token may see every slot
-        if mask is not None and mask.dtype != torch.bool:  # a bias, made for the kernel by hand
+        if mask is not None and mask.is_floating_point():  # a bias, made for the kernel by hand
             mask = mask.to(q.dtype)
         return self.o_proj(attend(q, k, v, mask, causal).transpose(1, 2).flatten(2))
 
@@ -239,6 +247,7 @@ class Transformer(nn.Module):
         ids_BT: Tensor,
         *,
         document_BT: Tensor | None = None,
+        starts_M: Tensor | None = None,
         positions_BT: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
@@ -247,6 +256,7 @@ class Transformer(nn.Module):
         Without a cache, positions run 0..T-1 along the row. `document_BT`
         (integers) confines attention to equal numbers; positions still run on
         over a document's start, because rotary attention only sees differences.
+        `starts_M` says the same by the positions at which documents start.
 
         With a cache, tokens continue every row at `cache.length`; rows of
         unequal length pass `positions_BT` instead: the place of each token in
@@ -266,9 +276,15 @@ class Transformer(nn.Module):
             table = self.rotary[:T]
             if T > self.config.context_tokens:
                 raise ValueError(f"{T} tokens exceed the context of {self.config.context_tokens}")
-            if document_BT is not None:
+            if starts_M is not None:
+                mask = starts_M
+            elif document_BT is not None:
                 mask = block_mask(document_BT)
         x_BTD = self.model.embed_tokens(ids_BT)
+        kind = x_BTD.device.type
+        autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        if autocast and torch.get_autocast_dtype(kind) is torch.bfloat16:
+            x_BTD = x_BTD.bfloat16()  # the residual stream: half the bytes of norms and sums; fp16 could overflow
         if mask is not None and cache is None and use_cpu_attention(x_BTD):
             mask = attention_bias(mask)  # once, and not in every layer
         for block in self.model.layers:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from athanor.model.kernels import attention_by_torch
+from athanor.model.varlen import documents_by_length
 
 KERNELS = {
     "flash": "FLASH_ATTENTION",
@@ -15,12 +16,13 @@ KERNELS = {
     "cudnn": "CUDNN_ATTENTION",
     "math": "MATH",
 }
+VARLEN = "varlen"  # documents by their starts (athanor/model/varlen.py); rows of one document by torch's own dispatch
 DEFAULT = "default"  # torch's own dispatch, shape by shape, and on a CPU short rows by hand
 
 
 @contextlib.contextmanager
 def attention(kernel: str, device: torch.device) -> Iterator[None]:
-    """Attention by `kernel` (flash, efficient, cudnn, math, or default) inside the block, in every thread.
+    """Attention by `kernel` (flash, efficient, cudnn, math, varlen, or default) inside the block, in every thread.
 
     A kernel that cannot take a mask, such as flash with documents on a GPU,
     gives way to the next that can: "flash,cudnn" says which. There that is never the math kernel, which
@@ -28,6 +30,10 @@ def attention(kernel: str, device: torch.device) -> Iterator[None]:
     """
     if kernel == DEFAULT:
         yield
+        return
+    if kernel == VARLEN:
+        with attention_by_torch(), documents_by_length():
+            yield
         return
     from torch.nn.attention import SDPBackend, sdpa_kernel
 

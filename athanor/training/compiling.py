@@ -25,9 +25,11 @@ import torch
 from torch import Tensor
 
 from athanor.base.artifacts import digest, write_json
+from athanor.model import varlen
 from athanor.model.config import ModelConfig
 from athanor.model.precision import autocast, products
 from athanor.model.transformer import Block, Cache, Transformer
+from athanor.training.attention import DEFAULT, attention
 
 TRIAL_SECONDS = 600.0  # a wide model for a GPU, with one core to compile on
 _GRAPHS = 64  # variants of a block before torch gives up; shapes are let in by name, so few are ever made
@@ -35,16 +37,18 @@ _GRAPHS = 64  # variants of a block before torch gives up; shapes are let in by 
 
 @dataclass(frozen=True)
 class Shapes:
-    """The input shapes of a block: (rows, tokens) of the micro-batches, and whether rows hold several documents."""
+    """The input shapes of a block: (rows, tokens) of the micro-batches, and if rows hold several documents."""
 
     rows_tokens: frozenset[tuple[int, int]]
     documents: bool
 
     @classmethod
-    def of(cls, micro_batch_rows: int, row_tokens: int, batch_tokens: int, documents: bool) -> Shapes:
-        """Shapes of a batch cut into micro-batches; the last of them may have fewer rows."""
-        rows = batch_tokens // row_tokens
-        sizes = {min(rows, micro_batch_rows), rows % micro_batch_rows} - {0}
+    def of(
+        cls, micro_batch_rows: int, row_tokens: int, batch_tokens: int, documents: bool, processes: int = 1
+    ) -> Shapes:
+        """Shapes of a process's rows of a batch, cut into micro-batches; the last of them may have fewer rows."""
+        shares = {batch_tokens // row_tokens // processes, -(-batch_tokens // row_tokens // processes)}
+        sizes = {size for rows in shares for size in (min(rows, micro_batch_rows), rows % micro_batch_rows)} - {0}
         return cls(frozenset((size, row_tokens) for size in sizes), documents)
 
 
@@ -71,21 +75,33 @@ class TunedBlock(Block):
         mode = self.how
         if cache is not None or not torch.is_grad_enabled():
             return Block.forward(self, x_BTD, table, mask, cache)
-        fits = mode.compiled is not None and tuple(x_BTD.shape[:2]) in mode.rows_tokens
-        run = mode.compiled if fits else Block.forward
-        assert run is not None
+        run, block = Block.forward, self
+        if mode.compiled is not None and tuple(x_BTD.shape[:2]) in mode.rows_tokens:
+            # Compiled code is guarded by the block's class, which FSDP replaces by one of its own: it gets a plain
+            # block that shares everything with this one.
+            run, block = mode.compiled, object.__new__(Block)
+            block.__dict__ = self.__dict__
+            if mask is not None and mask.dim() == 1:  # starts of documents, another number in each batch
+                torch._dynamo.maybe_mark_dynamic(mask, 0)
         if not mode.recompute:
-            return run(self, x_BTD, table, mask, None)
+            return run(block, x_BTD, table, mask, None)
         from torch.utils.checkpoint import checkpoint
 
         # Nothing here draws random numbers, so there is no state of theirs to keep.
-        return checkpoint(run, self, x_BTD, table, mask, None, use_reentrant=False, preserve_rng_state=False)
+        return checkpoint(run, block, x_BTD, table, mask, None, use_reentrant=False, preserve_rng_state=False)
 
 
 def tune_blocks(models: Sequence[Transformer], **changes: Any) -> None:
     for block in (block for model in models for block in model.model.layers):
         block.how = dataclasses.replace(getattr(block, "how", _BlockMode()), **changes)
         block.__class__ = TunedBlock
+
+
+def admit_rows(models: Sequence[Transformer], rows: int) -> None:
+    """Let compiled blocks serve micro-batches of `rows` rows as well; code for them is compiled in the next step."""
+    how = getattr(models[0].model.layers[0], "how", None)
+    if how is not None and how.compiled is not None:
+        tune_blocks(models, rows_tokens=how.rows_tokens | {(rows, tokens) for _, tokens in how.rows_tokens})
 
 
 def untune(models: Sequence[Transformer]) -> None:
@@ -111,12 +127,14 @@ def compile_blocks(
     cache: Path,
     one_thread: bool,
     note: Callable[[str], None],
+    kernel: str = DEFAULT,
     should_stop: Callable[[], bool] = lambda: False,
     limit_seconds: float = TRIAL_SECONDS,
 ) -> bool:
     """Compile the blocks of all `models`, which may share weights, as one kernel graph; False if they stay as they are.
 
-    Blocks are alike, so one is compiled and serves all (regional compilation).
+    Blocks are alike, so one is compiled and serves all (regional compilation). Call it inside `attention(kernel, ...)`:
+    the kernel is part of the compiled code, and a change of it later has no effect.
     `one_thread`: micro-batches run side by side, each on one core (CPU replicas). The
     first time on a machine a process of its own tries it, because a compiler
     may hang or crash; what it made in `cache` is then used here.
@@ -128,6 +146,7 @@ def compile_blocks(
         "config": {**model.config.to_dict(), "layers": 1},
         "shapes": sorted(shapes.rows_tokens),
         "documents": shapes.documents,
+        "attention": kernel,
         "precision": precision,
         "device": str(device),
         "threads": threads,
@@ -141,7 +160,7 @@ def compile_blocks(
     problem = "" if passed.is_file() else try_in_subprocess(trial, cache, should_stop)
     if not problem:
         try:
-            compiled = compile_block(models, shapes, precision, threads)
+            compiled = compile_block(models, shapes, precision, threads, kernel)
         except Exception as error:  # a compiler's errors are of any type
             problem = first_line(error)
     if problem:
@@ -168,10 +187,21 @@ def graphs() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
-def compile_block(models: Sequence[Transformer], shapes: Shapes, precision: str, threads: int) -> Callable[..., Tensor]:
+_kernel = ""  # that this process compiled blocks with
+
+
+def compile_block(
+    models: Sequence[Transformer], shapes: Shapes, precision: str, threads: int, kernel: str = DEFAULT
+) -> Callable[..., Tensor]:
     """The compiled block, with code for every shape made now and not in the middle of a step."""
     import torch._dynamo.config
     import torch._inductor.config
+
+    global _kernel
+    # Neither Dynamo's guards nor the keys of the persistent caches hold the choice of a kernel (pytorch#185449).
+    if _kernel not in ("", kernel):
+        torch._dynamo.reset()
+    _kernel = torch.compiler.config.cache_key_tag = kernel
 
     for limit in ("recompile_limit", "cache_size_limit"):  # the newer name, the older one
         if hasattr(torch._dynamo.config, limit):
@@ -186,21 +216,28 @@ def compile_block(models: Sequence[Transformer], shapes: Shapes, precision: str,
     try:
         for rows, tokens in sorted(shapes.rows_tokens):
             ids_BT = torch.zeros(rows, tokens, dtype=torch.int64, device=model.head_weight.device)
-            half_T = (torch.arange(tokens, device=ids_BT.device) >= tokens // 2).long()
-            for document_BT in (None, half_T.expand(rows, tokens)) if shapes.documents else (None,):
-                _run_once(model, ids_BT, document_BT, precision)
+            for documents in _documents(rows, tokens, shapes.documents, ids_BT.device):
+                _run_once(model, ids_BT, documents, precision)
     except BaseException:
         untune([model])
         raise
     return compiled
 
 
-def _run_once(model: Transformer, ids_BT: Tensor, document_BT: Tensor | None, precision: str) -> None:
-    """Forward and backward that leave no gradient behind."""
+def _documents(rows: int, tokens: int, several: bool, device: torch.device) -> list[dict[str, Tensor]]:
+    """Each form in which `Transformer.hidden` gets the documents of micro-batches."""
+    half_BT = (torch.arange(tokens) >= tokens // 2).expand(rows, tokens)
+    if several and varlen.active():
+        return [{"starts_M": torch.from_numpy(varlen.document_starts(half_BT.numpy())).to(device)}]
+    return [{}, {"document_BT": half_BT.long().to(device)}] if several else [{}]
+
+
+def _run_once(model: Transformer, ids_BT: Tensor, documents: Mapping[str, Tensor], precision: str) -> None:
+    """Forward and backward that leave no gradient behind; of the decoder, an output matrix of its own has no part in it."""
     with products(precision, ids_BT.device):
         with autocast(precision, ids_BT.device):
-            total = model.hidden(ids_BT, document_BT=document_BT).float().sum()
-        torch.autograd.grad(total, list(model.parameters()))
+            total = model.hidden(ids_BT, **documents).float().sum()
+        torch.autograd.grad(total, list(model.model.parameters()))
 
 
 def try_in_subprocess(trial: Mapping[str, Any], cache: Path, should_stop: Callable[[], bool] = lambda: False) -> str:
@@ -253,7 +290,8 @@ def main() -> int:
     shapes = Shapes(frozenset((rows, tokens) for rows, tokens in trial["shapes"]), trial["documents"])
     model = Transformer.fresh(ModelConfig.from_dict(trial["config"]), 0).to(torch.device(trial["device"]))
     try:
-        compile_block([model], shapes, trial["precision"], trial["threads"])
+        with attention(trial["attention"], model.head_weight.device):
+            compile_block([model], shapes, trial["precision"], trial["threads"], trial["attention"])
     except Exception as error:
         print(first_line(error))
         return 1

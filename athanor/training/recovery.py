@@ -19,6 +19,7 @@ from torch import Tensor
 
 from athanor.base.errors import GateError, InputError
 from athanor.training import checkpoint, forensics, skipped_ranges
+from athanor.training.compiling import admit_rows
 from athanor.training.guard import detect_divergence
 from athanor.training.memory import StepFootprint, available_bytes, check_memory, training_bytes
 from athanor.training.meter import memory
@@ -85,13 +86,17 @@ class Recovery:
         if self.stepper.device.type != "cpu":
             getattr(torch, self.stepper.device.type).empty_cache()
         rows, step = settings.micro_batch_rows, self.progress.step + 1
-        rows = min(rows, settings.batch_tokens // self.stepper.backend.replicas.model.config.context_tokens)
+        batch_rows = settings.batch_tokens // self.stepper.backend.replicas.model.config.context_tokens
+        rows = min(rows, batch_rows)
         if rows <= 1 or not may_repeat:
             at_a_time = "one row" if rows <= 1 else f"{rows} rows"
             of_process = f" of process {world.rank} of {world.size}" if world.size > 1 else ""
             problem = f"out of memory in step {step}{of_process} with {at_a_time} at a time"
             raise InputError(problem, where="model", fix=self._advice(rows))
         self.stepper.settings = dataclasses.replace(settings, micro_batch_rows=rows // 2)
+        # A batch of 3 · n rows in halves of 3 · n / 2 may leave a remainder, too.
+        for size in {rows // 2, batch_rows % (rows // 2)} - {0}:
+            admit_rows(self.stepper.backend.replicas.models, size)
         text = f"step {step} ran out of memory: micro-batches of {rows // 2} instead of {rows} rows from here on"
         self._report("out_of_memory", text, step=step, micro_batch_rows=rows // 2)
 

@@ -149,23 +149,28 @@ def tuned(
     if device.type == "cpu":
         keep_heap(training_bytes(model.config, footprint, device))
     try:
-        if choices.compile:
-            shapes = Shapes.of(
-                footprint.micro_batch_rows, footprint.row_tokens, settings.batch_tokens, settings.document_mask
-            )
-            one_thread = replica_count(model.config, device) > 1
-            compile_blocks(
-                [model],
-                shapes,
-                precision=footprint.precision,
-                cache=cache,
-                one_thread=one_thread,
-                note=hooks.on_note,
-                should_stop=hooks.should_stop,
-            )
-        if choices.checkpointing:
-            checkpoint_blocks([model])
         with attention(choices.attention, device):
+            if choices.compile:
+                several = torch.distributed.is_available() and torch.distributed.is_initialized()
+                shapes = Shapes.of(
+                    footprint.micro_batch_rows,
+                    footprint.row_tokens,
+                    settings.batch_tokens,
+                    settings.document_mask,
+                    torch.distributed.get_world_size() if several else 1,
+                )
+                compile_blocks(
+                    [model],
+                    shapes,
+                    precision=footprint.precision,
+                    cache=cache,
+                    one_thread=replica_count(model.config, device) > 1,
+                    note=hooks.on_note,
+                    kernel=choices.attention,
+                    should_stop=hooks.should_stop,
+                )
+            if choices.checkpointing:
+                checkpoint_blocks([model])
             yield
     finally:
         untune([model])

@@ -10,15 +10,26 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from athanor.model.loss import Targets, token_losses
+from athanor.model.loss import Targets, targets, token_losses
 from athanor.model.transformer import Block, Transformer
 from athanor.training import compiling
 from athanor.training.attention import attention
-from athanor.training.compiling import Shapes, TunedBlock, checkpoint_blocks, compile_blocks, untune
+from athanor.training.compiling import (
+    Shapes,
+    TunedBlock,
+    admit_rows,
+    checkpoint_blocks,
+    compile_block,
+    compile_blocks,
+    tune_blocks,
+    untune,
+)
 from athanor.training.cpu_replicas import CpuReplicas
 from athanor.training.loop import Hooks, train
 from athanor.training.memory import StepFootprint
@@ -95,6 +106,73 @@ def test_compiled_is_eager(cache: Path):
     # A second run finds that it worked here and does not try it apart.
     assert len(list((cache / "passed").iterdir())) == 1
     assert compile_blocks([copy.deepcopy(model)], shapes, **{**how, "limit_seconds": 0.0})
+
+
+@needs_compiler
+@pytest.mark.parametrize("kernel", ["default", "varlen"])
+def test_tied_and_untied_blocks_compile_once_for_fifty_steps_of_documents(cache: Path, kernel: str):
+    shapes = Shapes.of(ROWS, TOKENS, ROWS * TOKENS, documents=True)
+    draw = np.random.Generator(np.random.PCG64(0))
+    with attention(kernel, CPU):
+        made = []
+        for tied in (True, False):
+            model, plain, notes = micro.make_model(tied_embeddings=tied), micro.make_model(tied_embeddings=tied), []
+            how = {"precision": "fp32", "cache": cache, "one_thread": True, "kernel": kernel, "note": notes.append}
+            assert compile_blocks([model], shapes, **how), notes
+            made.append(compiling.graphs())
+            for number in range(50):
+                if number == 25:
+                    checkpoint_blocks([model])
+                document_BS = np.sort(draw.integers(0, 1 + number % 5, (ROWS, TOKENS + 1)), axis=1)
+                tokens_BS = draw.integers(0, 64, document_BS.shape)
+                batch = targets(tokens_BS, document_BS, None, document_mask=True)
+                assert (batch.starts_M is not None) == (kernel == "varlen")
+                loss, truth = (loss_of(which, batch) for which in (model, plain))
+                torch.testing.assert_close(loss, truth, **CLOSE)
+            for (name, found), expected in zip(model.named_parameters(), plain.parameters(), strict=True):
+                torch.testing.assert_close(found.grad, expected.grad, msg=name, rtol=1e-4, atol=1e-4)
+            assert compiling.graphs() == made[-1]
+        assert made[0] == made[1]  # one block's code serves both
+
+
+@needs_compiler
+def test_attention_decides_what_is_compiled(cache: Path):
+    """Which of torch's kernels is in the graph, and not which one is named outside of it."""
+    found, shapes = {}, Shapes.of(ROWS, TOKENS, ROWS * TOKENS, documents=False)
+    for kernel in ("flash", "math", "flash"):
+        names: set[str] = set()
+
+        class Spy(CustomGraphPass):
+            def __call__(self, graph: torch.fx.Graph, names: set[str] = names) -> None:
+                names.update(str(node.target) for node in graph.nodes)
+
+            def uuid(self) -> None:
+                return None  # such a graph is not taken from the cache
+
+        with attention(kernel, CPU), torch._inductor.config.patch(post_grad_custom_post_pass=Spy()):
+            compile_block([micro.make_model()], shapes, "fp32", 1, kernel)
+        assert names and found.setdefault(kernel, names) == names
+    assert any("flash_attention" in name for name in found["flash"])
+    assert not any("flash_attention" in name for name in found["math"])
+
+
+def test_a_block_is_compiled_as_a_plain_one_whatever_class_it_has():
+    """FSDP gives each block a class of its own, and an OOM fewer rows: both go through the same compiled code."""
+    model, served = micro.make_model(), []
+
+    def compiled(block: Block, x_BTD: Tensor, *rest: object) -> Tensor:
+        served.append((type(block), len(x_BTD)))
+        return Block.forward(block, x_BTD, *rest)
+
+    tune_blocks([model], compiled=compiled, rows_tokens=frozenset({(ROWS, TOKENS)}))
+    for block in model.model.layers:
+        block.__class__ = type("FSDP", (type(block),), {})
+    loss_of(model, batches(1)[0])
+    loss_of(model, batches(1, rows=1)[0])
+    assert served == [(Block, ROWS)] * model.config.layers
+    admit_rows([model], 1)
+    loss_of(model, batches(1, rows=1)[0])
+    assert served[model.config.layers :] == [(Block, 1)] * model.config.layers
 
 
 def test_a_hanging_compiler_costs_a_bounded_time(cache: Path):
@@ -195,3 +273,4 @@ def test_shapes_of_a_batch():
     assert Shapes.of(4, 16, 160, True).rows_tokens == {(4, 16), (2, 16)}
     assert Shapes.of(4, 16, 128, True).rows_tokens == {(4, 16)}
     assert Shapes.of(16, 16, 128, True).rows_tokens == {(8, 16)}
+    assert Shapes.of(4, 16, 160, True, processes=3).rows_tokens == {(3, 16), (4, 16)}
