@@ -236,6 +236,29 @@ def test_out_of_memory_halves_the_micro_batch(monkeypatch, tmp_path, error):
         micro.run(tmp_path / "c")
 
 
+def test_compiled_blocks_serve_the_halved_micro_batches(monkeypatch, tmp_path):
+    from athanor.model.transformer import Block
+    from athanor.training import compiling, step
+
+    real, served = step.training_loss, []
+
+    def tight(model, batch, *divisor, **how):
+        if len(batch.ids_BT) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(model, batch, *divisor, **how)
+
+    def compiled(block, x_BTD, *rest):
+        served.append(len(x_BTD))
+        return Block.forward(block, x_BTD, *rest)
+
+    def tune(model):
+        compiling.tune_blocks([model], compiled=compiled, rows_tokens=frozenset({(6, model.config.context_tokens)}))
+
+    monkeypatch.setattr(step, "training_loss", tight)
+    spiked.micro.run(tmp_path, micro_batch_rows=6, hooks={"before_first_step": tune})
+    assert set(served) == {3, 2}  # 8 rows of a batch: two halves of 6, and what is left
+
+
 def test_advice_begins_from_what_is_on_already(monkeypatch, tmp_path):
     """It once took no notice of recompute, Muon and the copy of the best weights, and advised what was on."""
     from athanor.training import step
