@@ -251,11 +251,16 @@ def test_compiled_blocks_serve_the_halved_micro_batches(monkeypatch, tmp_path):
         served.append(len(x_BTD))
         return Block.forward(block, x_BTD, *rest)
 
-    def tune(model):
-        compiling.tune_blocks([model], compiled=compiled, rows_tokens=frozenset({(6, model.config.context_tokens)}))
+    make_model, micro = spiked.micro.make_model, spiked.micro
 
+    def tuned_model():
+        model = make_model()
+        compiling.tune_blocks([model], compiled=compiled, rows_tokens=frozenset({(6, model.config.context_tokens)}))
+        return model
+
+    monkeypatch.setattr(micro, "make_model", tuned_model)
     monkeypatch.setattr(step, "training_loss", tight)
-    spiked.micro.run(tmp_path, micro_batch_rows=6, hooks={"before_first_step": tune})
+    micro.run(tmp_path, micro_batch_rows=6)
     assert set(served) == {3, 2}  # 8 rows of a batch: two halves of 6, and what is left
 
 
