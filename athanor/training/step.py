@@ -144,8 +144,7 @@ class Stepper:
             self.optimizer.step_unless(skipped, lr)
             scale = self.scale.scale
             self.scale.update(nonfinite)
-        means_K = sums_K / torch.tensor(list(counts.values()), dtype=torch.float32).to(device, non_blocking=True)
-        known_K = torch.tensor(list(known.values()), dtype=torch.float32).to(device, non_blocking=True)
+        means_K, known_K = sums_K / _copied(counts, device), _copied(known, device)
         numbers = torch.cat((torch.stack((loss, norm, skipped.float(), scale)), means_K, known_K))
         return numbers, int(supervised_BT.sum())
 
@@ -159,6 +158,12 @@ class Stepper:
         """What the step of a fetched row multiplied its gradients with after backward; NaN where that spoilt them."""
         _, norm, _, scale, *_ = row
         return min(1.0, self.settings.grad_clip / (norm + 1e-6)) / scale if math.isfinite(norm) else math.nan
+
+
+def _copied(numbers: Mapping[str, float], device: torch.device) -> Tensor:
+    """The values on the device. From pinned memory: else the host waits until the step is done."""
+    values = torch.tensor(list(numbers.values()), dtype=torch.float32)
+    return (values.pin_memory() if device.type == "cuda" else values).to(device, non_blocking=True)
 
 
 def own_batches(rows: Rows, world: World, micro_batch_rows: int, document_mask: bool) -> list[Targets]:
