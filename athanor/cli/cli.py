@@ -23,7 +23,7 @@ COMMANDS = {  # name: arguments, what it does
     "data": ("peek | report | trace ID | steps A:B", "look at the data: documents, a page, one's way"),
     "sft": ("peek [--source NAME]", "rows of instruction tuning, with what is supervised"),
     "rl": ("grpo | dpo [--force]", "train the chat model on, by rewards or by preferences"),
-    "probe": ("lr | recipe", "find the learning rate; half-lives of a recipe"),
+    "probe": ("lr [--force]", "find the learning rate by short runs"),
     "synthesize": ("[--dry-run]", "conversations by another model; costs money"),
     "preset": ("list | show NAME | use NAME", "params files of other sizes; make one params.yaml"),
     "pin": ("[FILE]", "write hub data sets' current commits into params.yaml"),
