@@ -43,7 +43,7 @@ COMMANDS = {  # name: arguments, what it does
     "stop": ("[--wait S]", "have the stages that run save and end"),
     "save": ("[--wait S]", "have a training that runs write a checkpoint, and go on"),
     "profile": ("[--steps N]", "which operations take the time of a training that runs"),
-    "launch": ("check | repro | slurm", "training on several machines: links, ssh, a job script"),
+    "launch": ("check | slurm", "training on several machines: links, a job script"),
     "container": ("build | run [--chip C]", "the docker or podman command for this chip"),
     "doctor": ("[--fix] [--deep] [--json]", "what crashes left behind, what the machine lacks"),
     "explain": ("[LOG] [--bundle]", "what a failure means, and what to type"),
