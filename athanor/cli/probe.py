@@ -1,7 +1,6 @@
-"""Right hyperparameters: measure the learning rate, and see what a recipe's numbers mean together.
+"""Measure the learning rate: short runs of the pretrain recipe at several rates, and their optimum (docs/probe.md).
 
-athanor probe lr [--force]                                           short runs at several rates; docs/probe.md
-athanor probe recipe [--batch-tokens N] [--tokens N] [--parameters N]   half-lives, timescales, warnings; another batch
+athanor probe lr [--force]
 """
 
 from __future__ import annotations
@@ -17,14 +16,13 @@ from typing import Any
 from athanor.base.artifacts import read_json, write_text
 from athanor.base.strict import read_yaml
 from athanor.cli import side
-from athanor.cli.cli import positive
 from athanor.cli.render import fill_template
 from athanor.runtime import dvc_lock
 from athanor.runtime.closure import SIDE
 from athanor.runtime.facts import flatten
 from athanor.runtime.run import PARAMS
 from athanor.runtime.schema import check_file
-from athanor.sizing.optimiser import Recipe, check, derive, table
+from athanor.sizing.optimiser import Recipe, check
 
 LEFT, RIGHT, TOP, BOTTOM = 70, 620, 40, 345  # of the picture's frame, see templates/probe.svg.j2
 STAGE_FILE = Path(SIDE) / "lr.yaml"
@@ -79,7 +77,12 @@ def _current(root: Path) -> bool:
     return all(outputs[path] == md5 for path, md5 in data.items())
 
 
-def lr(args: argparse.Namespace) -> int:
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", choices=("lr",), help="the learning rate")
+    parser.add_argument("--force", action="store_true", help="even if nothing has changed")
+
+
+def run(args: argparse.Namespace) -> int:
     """Run the side stage by DVC, then show what it found."""
     root = Path.cwd()
     built = check_file(PARAMS)
@@ -96,45 +99,6 @@ def lr(args: argparse.Namespace) -> int:
 def report(probed: Mapping[str, Any], run_lr: float, run_tokens: int) -> str:
     """The points, the optimum and what to do about it."""
     return fill_template("probe.txt.j2", found=probed, rate=run_lr, run_tokens=run_tokens, chart=CHART.as_posix())
-
-
-def recipe(args: argparse.Namespace) -> int:
-    """The table of the current parameters, warnings, and a suggestion where something else is asked for."""
-    current = recipe_of(check_file(PARAMS))
-    print("\n".join(table(current)))
-    for line in check(current):
-        print(f"! {line}")
-    changes = {name: getattr(args, name) for name in ("batch_tokens", "tokens", "parameters") if getattr(args, name)}
-    if changes:
-        derived = derive(current, **changes)
-        changes_text = ", ".join(f"{name} {value:,}" for name, value in changes.items())
-        print(f"\nFor {changes_text}, with what the optimiser remembers kept (a start for athanor probe lr):")
-        for field in ("tokens", "batch_tokens", "lr", "beta2", "weight_decay", "warmup_tokens"):
-            old, new = _format_number(getattr(current, field)), _format_number(getattr(derived, field))
-            print(f"  {field:<14} {old:>16}  {'as it is' if old == new else f'->  {new}'}")
-        print("\n".join(f"! {line}" for line in check(derived)))
-    return 0
-
-
-def _format_number(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if value < 0.9 else f"{value:.6g}"
-
-
-def options(parser: argparse.ArgumentParser) -> None:
-    commands = parser.add_subparsers(dest="command", metavar="lr | recipe", required=True)
-    rates = commands.add_parser("lr", help="short runs at several learning rates, and their optimum")
-    rates.add_argument("--force", action="store_true", help="even if nothing has changed")
-    rates.set_defaults(act=lr)
-    recipe_command = commands.add_parser(
-        "recipe", help="half-lives, timescales and warnings; values for another batch or model"
-    )
-    for name, unit in (("batch-tokens", "per step"), ("tokens", "of the run"), ("parameters", "of the model")):
-        recipe_command.add_argument(f"--{name}", type=positive(int), metavar="N", help=f"suggest values for N {unit}")
-    recipe_command.set_defaults(act=recipe)
-
-
-def run(args: argparse.Namespace) -> int:
-    return int(args.act(args))
 
 
 def chart(probed: Mapping[str, Any], run_lr: float) -> str:

@@ -3,7 +3,6 @@
 athanor trace "some text"      an answer, or a part of one
 athanor trace < answer.txt     the same from standard input
 athanor trace --battery        of the right answers of the last evaluation: which of them are recall
-athanor trace --influence "QUESTION" ["ANSWER"]     an experiment: which conversations push the model to this answer
 
 Looks into data/shards and data/sft of this checkout. The first call makes an index in .athanor/origins, which takes
 seconds for the default's corpus; docs/data.md tells what it costs for others. The steps are those of the model here.
@@ -24,8 +23,7 @@ from athanor.origins.tracing import Place, Span, Trace, Tracer
 from athanor.runtime.machine import anchor
 from athanor.runtime.progress import Progress
 
-ABOUT_CHARS, STEPS_SHOWN, MOST_INFLUENTIAL = 70, 5, 10
-EXPERIMENT = 'An experiment: what it says, and what it cannot, is in docs/data.md, "Where a text comes from".'
+ABOUT_CHARS, STEPS_SHOWN = 70, 5
 RECALL = """verbatim           the whole answer stands in the training data
 pieces             at least half of its tokens do, in spans
 own words          fewer do
@@ -34,9 +32,7 @@ too short to tell  an answer so common that it would prove nothing if it stood t
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("text", metavar="TEXT", nargs="?", help="without it, standard input is read")
-    kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument("--battery", action="store_true", help="the right answers of the last evaluation")
-    kinds.add_argument("--influence", metavar="QUESTION", help="which conversations push to its answer, or to TEXT")
+    parser.add_argument("--battery", action="store_true", help="the right answers of the last evaluation")
     parser.add_argument("--json", action="store_true", help="for programs")
 
 
@@ -45,8 +41,6 @@ def run(args: argparse.Namespace) -> int:
         if args.text is not None:
             raise InputError("looks at the answers of data/eval alone", where="--battery", fix="leave the text out")
         return _battery(args)
-    if args.influence is not None:
-        return _influence(args)
     if args.text is None and sys.stdin.isatty():
         raise InputError("no text", where="athanor trace", fix='athanor trace "some text", or athanor trace < FILE')
     text = sys.stdin.read() if args.text is None else args.text
@@ -88,30 +82,6 @@ def recall_report(table: Mapping[str, Mapping[str, int]]) -> str:
         ]
         lines.append(f"{category:{width}}  {right:>5,}{''.join(f'{cell:>19}' for cell in cells)}")
     return "\n".join([*lines, "", RECALL])
-
-
-def _influence(args: argparse.Namespace) -> int:
-    from athanor.origins.influence import Influence, greedy_answer  # torch takes seconds to load
-
-    influence = Influence(anchor())
-    question, answer = args.influence, args.text
-    if answer is None:
-        answer = greedy_answer(influence.model, influence.tokenizer, question)
-    with Progress(len(influence.copies), "gradients of conversations", "conversations") as bar:
-        top = influence.top(influence.scores(question, answer, bar.update), MOST_INFLUENTIAL)
-    if args.json:
-        print(_json({"experiment": True, "question": question, "answer": answer, "conversations": top}))
-        return 0
-    lines = [EXPERIMENT, "", visible(question), visible(answer)]
-    for row in top:
-        name = f"conversation {row['entries'][0]} of {row['source']}, {plural(row['times'], 'time')} in the data"
-        lines += [
-            "",
-            f"{row['score']:5.2f}  {name}",
-            *(f"       {_short(row[part])}" for part in ("question", "answer")),
-        ]
-    print("\n".join(lines))
-    return 0
 
 
 def report(trace: Trace) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -104,7 +104,12 @@ def ready(root: Path, documents: Documents) -> bool:
 def open_index(root: Path, documents: Documents, advance: Tick = ignore) -> Index:
     """The index of these documents, which is made if it is not there; `advance` hears of the tokens indexed."""
     folder = folder_of(root, documents)
-    cached(folder, lambda temporary: _build(temporary, documents, advance))
+    if not (folder / MANIFEST).is_file():
+        with new_dir(folder) as temporary:
+            _build(temporary, documents, advance)
+        for other in folder.parent.glob(f"{documents.name}-*"):
+            if other != folder:
+                shutil.rmtree(other, ignore_errors=True)
     count = read_manifest(folder, KIND, VERSION)["counts"]["blocks"]
 
     def mapped(name: str) -> np.ndarray:
@@ -113,17 +118,6 @@ def open_index(root: Path, documents: Documents, advance: Tick = ignore) -> Inde
     blocks = [Block(mapped(f"{number:05d}.ids"), mapped(f"{number:05d}.order")) for number in range(count)]
     bases = np.cumsum([0, *[len(block.ids) for block in blocks]])
     return Index(blocks, bases, *(np.load(folder / f"{name}.npy") for name in ("starts", "distinct", "counts")))
-
-
-def cached(folder: Path, build: Callable[[Path], None]) -> None:
-    """Have `folder`, which is called NAME-DIGEST, filled if it is not whole; others of its name go."""
-    if (folder / MANIFEST).is_file():
-        return
-    with new_dir(folder) as temporary:
-        build(temporary)
-    for other in folder.parent.glob(f"{folder.name.rpartition('-')[0]}-*"):
-        if other != folder:
-            shutil.rmtree(other, ignore_errors=True)
 
 
 def _build(folder: Path, documents: Documents, advance: Tick) -> None:

@@ -1,15 +1,15 @@
-"""The other nodes of a launch: started from node 0 by ssh or srun, and named when they do not come.
+"""The other nodes of a launch: started from node 0 by srun, and named when they do not come.
 
-A shell on another node runs the same stage there, as a person would who typed it. Its standard input is held open by
-node 0: when that ends, however it does, the other side reads the end of it and ends too, with all of its processes.
-Signals are not sent there: a member that is asked to stop asks all.
+srun runs the same stage there. Its standard input is held open by node 0: when that ends, however it does, the other
+side reads the end of it and ends too, with all of its processes. Signals are not sent there: a member that is asked to
+stop asks all.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
-import shlex
 import socket
 import subprocess
 import sys
@@ -24,9 +24,6 @@ from athanor.runtime.machine import Launch, anchor
 from athanor.runtime.terminal import say
 
 HELD = "ATHANOR_LAUNCH_HELD"  # set where standard input is the line to node 0
-PASSED_ON = ("ATHANOR_", "NCCL_", "RCCL_", "GLOO_", "HSA_", "TORCH_", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
-# The last two may be secrets, and everybody on a host sees the words of a command.
-NOT_PASSED_ON = ("ATHANOR_LAUNCH", "ATHANOR_UNTIL", "ATHANOR_MACHINE_ROOT", "ATHANOR_API_KEY", "ATHANOR_NOTIFY")
 ALLOWED = (0, 75)
 END_SECONDS = 20.0  # for the last words of the others, once node 0 is through
 FIRST_WORD, NEXT_WORD = 5.0, 30.0  # s until missing nodes are named, and again
@@ -37,28 +34,25 @@ class Others:
 
     def __init__(self, settings: Launch, module: str) -> None:
         self.names = dict(enumerate(settings.hosts, start=1))
-        self.shells = {}
-        for number, host in self.names.items():
-            words = shell(settings, module, number, host)
+        self.steps = {}
+        for number in self.names:
+            words, env = step(settings, module, number)
             try:
-                self.shells[number] = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)
+                self.steps[number] = subprocess.Popen(words, env=env, stdin=subprocess.PIPE, start_new_session=True)
             except OSError as error:
                 self.end(0.0)
                 raise InputError(
-                    f"cannot start {words[0]} ({error.strerror})",
-                    where="machine.launch.through",
-                    fix="install it, or start the same command on each node by hand (docs/scale-out.md)",
+                    f"cannot start srun ({error.strerror})",
+                    where="machine.launch.hosts",
+                    fix="outside of Slurm start the same command on each node (docs/scale-out.md)",
                 ) from None
 
     def lost(self) -> str:
-        """The first node whose shell has ended with an error, in words; empty if there is none."""
-        for number, shell_here in self.shells.items():
-            status = shell_here.poll()
+        """The first node whose srun has ended with an error, in words; empty if there is none."""
+        for number, srun in self.steps.items():
+            status = srun.poll()
             if status is not None and status not in ALLOWED:
-                name = f"node {number} ({self.names[number]})"
-                if status == 255:
-                    return f"{name} cannot be reached by ssh. Fix: ssh {self.names[number]} true has to work without a question"
-                return f"{name} ended with status {status}; what it said stands above"
+                return f"node {number} ({self.names[number]}) ended with status {status}; what it said stands above"
         return ""
 
     def __enter__(self) -> Others:
@@ -70,11 +64,11 @@ class Others:
     def end(self, patience: float) -> None:
         """Wait so many seconds for all to end by themselves, then end them."""
         deadline = time.monotonic() + patience
-        while any(one.poll() is None for one in self.shells.values()) and time.monotonic() < deadline:
+        while any(one.poll() is None for one in self.steps.values()) and time.monotonic() < deadline:
             time.sleep(0.05)
-        for one in self.shells.values():
+        for one in self.steps.values():
             one.stdin.close()
-        for one in self.shells.values():
+        for one in self.steps.values():
             try:
                 one.wait(timeout=5.0)
             except subprocess.TimeoutExpired:
@@ -82,28 +76,14 @@ class Others:
                 one.wait()
 
 
-def shell(settings: Launch, module: str, number: int, host: str) -> list[str]:
-    """The command that runs a module on a host as node `number`."""
-    there = Launch(
-        settings.processes, settings.nodes, settings.endpoint, wait_s=settings.wait_s, timeout_s=settings.timeout_s,
-        args=settings.args,
-    )  # fmt: skip
-    own = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
-    passed_on = {name: value for name, value in own.items() if not name.startswith(NOT_PASSED_ON)}
-    values = {
-        **passed_on,
-        "DVC_ROOT": str(anchor()),
-        "ATHANOR_LAUNCH": there.as_text(),
-        "ATHANOR_LAUNCH_NODE_RANK": str(number),
-        HELD: "1",
-    }
-    # srun passes the whole environment on: the lock of a stage that DVC started is node 0's.
-    words = ["env", "-u", "DVC_STAGE", *(f"{name}={value}" for name, value in values.items())]
-    command = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join([*words, sys.executable, '-m', module])}"
-    if settings.through == "ssh":
-        return ["ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", host, command]
-    one = ["--nodes=1", "--ntasks=1", f"--nodelist={host}", "--overlap", "--cpu-bind=none", "--unbuffered"]
-    return ["srun", *one, "sh", "-c", command]
+def step(settings: Launch, module: str, number: int) -> tuple[list[str], dict[str, str]]:
+    """The command that runs a module as node `number`, and its environment."""
+    there = dataclasses.replace(settings, hosts=())
+    values = {"DVC_ROOT": str(anchor()), "ATHANOR_LAUNCH": there.as_text(), "ATHANOR_LAUNCH_NODE_RANK": str(number)}
+    env = {**os.environ, **values, HELD: "1"}
+    env.pop("DVC_STAGE", None)  # the lock of a stage that DVC started is node 0's
+    one = ["--nodes=1", "--ntasks=1", f"--nodelist={settings.hosts[number - 1]}", "--overlap", "--export=ALL"]
+    return ["srun", *one, "--cpu-bind=none", "--unbuffered", sys.executable, "-m", module], env
 
 
 def end_with_node_0() -> None:

@@ -77,12 +77,14 @@ def node_rank(environment: Mapping[str, str]) -> int:
 def launch(stage: str, module: str, settings: Launch | None = None) -> int | None:
     """The exit status of a stage that ran in several processes; None where this process is to do the work.
 
-    `settings` replaces those of the machine. Processes on `hosts` run the module of the same name.
+    `settings` replaces those of the machine. The nodes in `hosts` run the module of the same name.
     """
     if is_member() or "RANK" in os.environ:
         return None
     local = machine()
-    settings = meeting_place(settings or local.launch)
+    settings = settings or local.launch
+    if settings.hosts:
+        settings = dataclasses.replace(settings, nodes=1 + len(settings.hosts))
     processes = settings.processes or accelerators()
     if processes * settings.nodes < 2:
         return None
@@ -107,25 +109,6 @@ def launch(stage: str, module: str, settings: Launch | None = None) -> int | Non
         os.close(read)
         os.close(write)
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def meeting_place(settings: Launch) -> Launch:
-    """The settings with the number of nodes and the endpoint that follow from `hosts`."""
-    if not settings.hosts:
-        return settings
-    if settings.endpoint:
-        endpoint = settings.endpoint
-    else:
-        # Any port by which the others can be asked for: what is wanted is this machine's address on the way there.
-        address, port = own_address(f"{settings.hosts[0].rpartition('@')[2]}:22"), free_port()
-        endpoint = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-    return dataclasses.replace(settings, nodes=1 + len(settings.hosts), endpoint=endpoint)
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("", 0))
-        return int(free.getsockname()[1])
 
 
 def _folder(home: Path) -> Path:

@@ -8,11 +8,10 @@ import subprocess
 
 import pytest
 
-SSH = """#!/bin/sh
-# A stand-in for sshd: a host is a network namespace, and knows nothing of the caller's environment.
-while [ "${1#-}" != "$1" ]; do shift 2; done
-host=$1; shift
-exec env -i HOME="$HOME" PATH="$PATH" ip netns exec "$host" sh -c "$*"
+SRUN = """#!/bin/sh
+# A node is a network namespace; as srun does, it gets the caller's environment, folder and standard input.
+while [ "${1#-}" != "$1" ]; do node=${node:-$(expr "$1" : '--nodelist=\\(.*\\)')}; shift; done
+exec ip netns exec "$node" "$@"
 """
 
 
@@ -44,11 +43,11 @@ def two_nodes():
 
 
 @pytest.fixture
-def by_ssh(two_nodes, tmp_path):
+def by_srun(two_nodes, tmp_path):
     """How a launcher on node 0 starts node 1: the command's beginning, and what its environment says."""
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/ssh").write_text(SSH)
-    (tmp_path / "bin/ssh").chmod(0o755)
+    (tmp_path / "bin/srun").write_text(SRUN)
+    (tmp_path / "bin/srun").chmod(0o755)
     (node, _, address), (other, _, _) = two_nodes
     asked = f"processes=1 hosts={other} endpoint={address}:29419 wait_s=100"
     return ("ip", "netns", "exec", node), {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "ATHANOR_LAUNCH": asked}

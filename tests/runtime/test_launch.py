@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import os
 import shutil
@@ -20,7 +19,7 @@ from athanor.base.artifacts import read_json
 from athanor.base.errors import ParamsError
 from athanor.runtime import hosts, launch, presets
 from athanor.runtime.machine import Launch, machine
-from tests.runtime.nodes import by_ssh, two_nodes  # noqa: F401
+from tests.runtime.nodes import by_srun, two_nodes  # noqa: F401
 from tests.runtime.view import ROOT
 
 LIMIT = 150.0  # s for what takes 10 on an idle machine
@@ -242,28 +241,28 @@ def test_two_nodes_give_the_metrics_of_one_process(work, alone, inputs, tmp_path
     assert not any((other / name).exists() for name in left)
 
 
-def test_a_host_is_started_by_ssh_and_gives_the_metrics_of_one_process(work, alone, by_ssh):
+def test_a_node_is_started_by_srun_and_gives_the_metrics_of_one_process(work, alone, by_srun):
     """In one folder, as on a shared file system."""
-    assert finish(begin(work, *by_ssh[0], **by_ssh[1]), work) == 0, (work / "log.txt").read_text()
+    assert finish(begin(work, *by_srun[0], **by_srun[1]), work) == 0, (work / "log.txt").read_text()
     check(work, alone)
     assert not members(work)
 
 
-def test_signals_reach_a_host_and_no_process_of_it_outlives_node_0(inputs, alone, tmp_path, by_ssh):
+def test_signals_reach_a_host_and_no_process_of_it_outlives_node_0(inputs, alone, tmp_path, by_srun):
     work = checkout(inputs, tmp_path / "long", LONG)
-    process = begin(work, *by_ssh[0], **by_ssh[1])
+    process = begin(work, *by_srun[0], **by_srun[1])
     until(lambda: rows(work) > 0, process, work)
     assert len(members(work)) == 2
     process.send_signal(signal.SIGTERM)
     assert finish(process, work) == 75 and not members(work), (work / "log.txt").read_text()
 
-    process = begin(work, *by_ssh[0], **by_ssh[1])
+    process = begin(work, *by_srun[0], **by_srun[1])
     until(lambda: members(work), process, work)  # but they have not met
     process.send_signal(signal.SIGTERM)
     assert finish(process, work) == 75 and "killed" not in (work / "log.txt").read_text()
 
     before = rows(work)
-    process = begin(work, *by_ssh[0], **by_ssh[1])
+    process = begin(work, *by_srun[0], **by_srun[1])
     until(lambda: rows(work) > before, process, work)
     process.kill()
     process.wait()
@@ -275,33 +274,26 @@ def test_signals_reach_a_host_and_no_process_of_it_outlives_node_0(inputs, alone
     check(work, alone)
 
 
-def test_a_host_that_cannot_be_reached_ends_the_stage_at_once(work, tmp_path):
+def test_a_node_that_fails_is_named_and_ends_the_stage_at_once(work, tmp_path):
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/ssh").write_text("#!/bin/sh\nexit 255\n")
-    (tmp_path / "bin/ssh").chmod(0o755)
+    (tmp_path / "bin/srun").write_text("#!/bin/sh\nexit 9\n")
+    (tmp_path / "bin/srun").chmod(0o755)
     wanted = {"ATHANOR_LAUNCH": "hosts=b endpoint=127.0.0.1:29421", "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
     assert finish(begin(work, **wanted), work) == 1
     log = (work / "log.txt").read_text()
-    assert "node 1 (b) cannot be reached by ssh" in log and "killed" not in log and not members(work)
+    assert "node 1 (b) ended with status 9" in log and "killed" not in log and not members(work)
 
 
-def test_what_a_host_is_told(monkeypatch):
-    monkeypatch.setenv("NCCL_DEBUG", "WARN")
-    monkeypatch.setenv("ATHANOR_LAUNCH", "hosts='b c'")
-    for name in ("SECRET_TOKEN", "ATHANOR_API_KEY", "ATHANOR_NOTIFY"):
-        monkeypatch.setenv(name, "SECRET")
-    settings = launch.meeting_place(Launch(processes=8, hosts=("me@b", "c"), endpoint="a:1", args=("--x", "--y")))
-    assert settings.nodes == 3
-    *_, host, command = hosts.shell(settings, "stages.sft", 2, "c")
-    assert host == "c" and "NCCL_DEBUG=WARN" in command and "SECRET" not in command
-    assert "ATHANOR_LAUNCH_NODE_RANK=2" in command and "-u DVC_STAGE" in command and "hosts" not in command
-    srun = hosts.shell(dataclasses.replace(settings, through="srun"), "stages.sft", 1, "b")
-    assert srun[0] == "srun" and "--nodelist=b" in srun and srun[-1].endswith("-m stages.sft")
+def test_what_a_node_is_told(monkeypatch):
+    monkeypatch.setenv("DVC_STAGE", "sft")
+    words, env = hosts.step(Launch(processes=8, hosts=("b", "c"), endpoint="a:1", args=("--x", "--y")), "stages.sft", 2)
+    assert words[0] == "srun" and {"--nodelist=c", "--export=ALL"} <= set(words) and words[-2:] == ["-m", "stages.sft"]
+    assert env["ATHANOR_LAUNCH_NODE_RANK"] == "2" and "DVC_STAGE" not in env and "hosts" not in env["ATHANOR_LAUNCH"]
 
 
 def test_settings_come_back_from_their_text(monkeypatch, tmp_path):
     monkeypatch.setenv("DVC_ROOT", str(tmp_path))
-    wanted = Launch(4, 3, "a:1", ("b", "c"), "srun", 0.5 + 1, 600.0, ("--x=1", "--y"))
+    wanted = Launch(4, 3, "a:1", ("b", "c"), wait_s=1.5, args=("--x=1", "--y"))
     monkeypatch.setenv("ATHANOR_LAUNCH", wanted.as_text())
     assert machine().launch == wanted
 

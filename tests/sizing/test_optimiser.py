@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from athanor.cli import cli
 from athanor.cli.probe import recipe_of
 from athanor.runtime import presets
-from athanor.runtime.schema import check_file, check_values
+from athanor.runtime.schema import check_values
 from athanor.sizing.optimiser import Recipe, beta_for, check, derive, half_life, measures, table, timescale
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -123,17 +122,3 @@ def test_every_preset_has_a_table(path):
     recipe = recipe_of(check_values(presets.values(path)))
     assert recipe.parameters > 0 and len(table(recipe)) == 7
     assert all(math.isfinite(value) for value in dataclasses.astuple(measures(recipe)))
-
-
-def test_the_command_shows_the_table_and_suggests(monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
-    assert cli.call("probe", ["recipe"]) == 0
-    plain = capsys.readouterr().out
-    recipe = recipe_of(check_file("params.yaml"))
-    assert "beta2 half-life" in plain and "For " not in plain
-    assert [line for line in plain.splitlines() if line.startswith("! ")] == [f"! {line}" for line in check(recipe)]
-    assert cli.call("probe", ["recipe", "--batch-tokens", str(4 * recipe.batch_tokens)]) == 0
-    told = capsys.readouterr().out
-    assert told.startswith(plain) and f"->  {2 * recipe.lr:.4g}" in told and "as it is" in told
-    with pytest.raises(SystemExit):
-        cli.call("probe", ["recipe", "--tokens", "0"])

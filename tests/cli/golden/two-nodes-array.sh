@@ -23,7 +23,7 @@ export SLURM_JOB_END_TIME=$end
 # This machine is node 0. It starts its training on the other nodes by srun, and all meet at its address.
 head=$(scontrol -o show node "$SLURMD_NODENAME" | grep -o 'NodeAddr=[^ ]*' | cut -d= -f2)
 others=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | grep -vx "$SLURMD_NODENAME" | paste -sd ' ')
-export ATHANOR_LAUNCH="processes=0 hosts='$others' through=srun endpoint=$head:$((20000 + SLURM_JOB_ID % 10000))"
+export ATHANOR_LAUNCH="processes=0 hosts='$others' endpoint=$head:$((20000 + SLURM_JOB_ID % 10000))"
 
 # As Ctrl-C would: DVC and its stage get it together. With -m they are a group of their own.
 set -m
