@@ -24,9 +24,8 @@ class Launch:
 
     processes: on each node, 0 for one per accelerator.
     nodes: machines that take part; the same command is started on each.
-    endpoint: host:port of node 0, where several nodes meet; with `hosts` it is found.
-    hosts: the machines beside this one, which is node 0: a stage starts its processes there as well.
-    through: how it does: by ssh, or by srun inside of a Slurm job.
+    endpoint: host:port of node 0, where several nodes meet.
+    hosts: the other nodes of a Slurm job, which this one, node 0, starts by srun.
     wait_s: how long a node waits for the others at the start.
     timeout_s: how long a process waits for another one in the middle of a step before it gives up.
     args: further arguments for torchrun.
@@ -36,7 +35,6 @@ class Launch:
     nodes: int = param(min=1, max=65536, default=1)
     endpoint: str = ""
     hosts: tuple[str, ...] = ()
-    through: str = param(choices=("ssh", "srun"), default="ssh")
     wait_s: float = param(min=1, default=600.0)
     timeout_s: float = param(min=1, default=600.0)
     args: tuple[str, ...] = ()

@@ -4,7 +4,7 @@ Pure functions. The numbers of a recipe only mean something relative to each
 other: a beta is a memory in steps, and a step is as long as the batch; weight
 decay forgets at the rate lr * weight_decay. `measures` puts all of them on one
 scale, `check` says which are out of line, `derive` carries a recipe to another
-batch, model or length.
+batch or length.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ FEW_STEPS = 14  # 0.95, which is usual at large batches, is never called too lon
 MIN_TAU, MAX_TAU, USUAL_TOKENS = 0.1, 3.0, 20
 MAX_WARMUP = 0.2
 MIN_STEPS = 100
-# The best learning rate falls with the size of the model (Li et al. 2025, arXiv:2503.04715), and at one batch with the
-# length of the run (Bjorck et al. 2025, arXiv:2409.19913).
-LR_PARAMETERS, LR_TOKENS = -0.713, -0.32
+# At one batch the best learning rate falls with the length of the run (Bjorck et al. 2025, arXiv:2409.19913).
+LR_TOKENS = -0.32
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,6 @@ class Measures:
     """A recipe in tokens, or as a share of the run where the name says so; infinite where nothing is forgotten."""
 
     steps: int
-    tokens_per_parameter: float | None
-    beta1_half_life: float
     beta2_half_life: float
     beta2_share: float
     tau: float
@@ -84,8 +81,6 @@ def measures(recipe: Recipe) -> Measures:
     tau = timescale(recipe.lr, recipe.weight_decay, recipe.batch_tokens)
     return Measures(
         steps=recipe.steps,
-        tokens_per_parameter=recipe.tokens / recipe.parameters if recipe.parameters else None,
-        beta1_half_life=half_life(recipe.beta1, recipe.batch_tokens),
         beta2_half_life=beta2,
         beta2_share=beta2 / recipe.tokens,
         tau=tau,
@@ -107,21 +102,17 @@ def min_tau(recipe: Recipe) -> float:
     return MIN_TAU * min(1.0, math.sqrt(USUAL_TOKENS / ratio))
 
 
-def derive(
-    recipe: Recipe, *, batch_tokens: int | None = None, tokens: int | None = None, parameters: int | None = None
-) -> Recipe:
-    """The recipe for another batch, length or model, with what the optimiser remembers kept in tokens.
+def derive(recipe: Recipe, *, batch_tokens: int | None = None, tokens: int | None = None) -> Recipe:
+    """The recipe for another batch or length, with what the optimiser remembers kept in tokens.
 
     Batch: lr by the square root (Malladi et al. 2022, arXiv:2205.10092), beta2 by its half-life in tokens and beta1
-    as it is (Marek et al. 2025). Model and length: lr by powers of their ratios; warmup keeps its share, and beta2's
-    half-life what it is as far as that fits the run. Weight decay follows from all of them, so that tau stays the
-    same share of the run (Wang & Aitchison 2024). A place to start a probe from, not an end: the exponents were
-    fitted on models of 50 million parameters and more.
+    as it is (Marek et al. 2025). Length: lr by a power of its ratio; warmup keeps its share, and beta2's half-life what
+    it is as far as that fits the run. Weight decay follows from all of them, so that tau stays the same share of the run
+    (Wang & Aitchison 2024). A place to start a probe from, not an end: the exponents were fitted on models of 50 million
+    parameters and more.
     """
     batch, length = batch_tokens or recipe.batch_tokens, tokens or recipe.tokens
     lr = recipe.lr * math.sqrt(batch / recipe.batch_tokens) * (length / recipe.tokens) ** LR_TOKENS
-    if parameters and recipe.parameters:
-        lr *= (parameters / recipe.parameters) ** LR_PARAMETERS
     measured = measures(recipe)
     derived = dataclasses.replace(
         recipe,
@@ -130,7 +121,6 @@ def derive(
         lr=lr,
         weight_decay=batch / (lr * measured.tau_share * length) if math.isfinite(measured.tau_share) else 0.0,
         warmup_tokens=round(recipe.warmup_tokens * length / recipe.tokens),
-        parameters=parameters or recipe.parameters,
     )
     half_life_tokens = measured.beta2_half_life
     if length != recipe.tokens:
@@ -173,24 +163,6 @@ def check(recipe: Recipe) -> list[str]:
             f"{_count(measured.beta2_half_life)}: the full rate comes before the second moment has settled; raise it"
         )
     return problems
-
-
-def table(recipe: Recipe) -> list[str]:
-    """The measures as lines of text."""
-    measured = measures(recipe)
-    rows = [
-        ("steps", f"{measured.steps:,}", f"{_count(recipe.batch_tokens)} tokens each"),
-        ("beta1 half-life", _count(measured.beta1_half_life), _share(measured.beta1_half_life / recipe.tokens)),
-        ("beta2 half-life", _count(measured.beta2_half_life), _share(measured.beta2_share)),
-        ("weight decay tau", _count(measured.tau), _share(measured.tau_share)),
-        ("warmup", _count(measured.warmup), _share(measured.warmup_share)),
-    ]
-    lines = [f"{'':<18} {'tokens':>10}  share of the run"]
-    lines += [f"{name:<18} {value:>10}  {note}" for name, value, note in rows]
-    if measured.tokens_per_parameter is not None:
-        per = f"{measured.tokens_per_parameter:.3g}"
-        lines.append(f"{'per parameter':<18} {per:>10}  {_count(recipe.parameters)} parameters")
-    return lines
 
 
 def _count(tokens: float) -> str:

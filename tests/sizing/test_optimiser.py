@@ -11,7 +11,7 @@ import pytest
 from athanor.cli.probe import recipe_of
 from athanor.runtime import presets
 from athanor.runtime.schema import check_values
-from athanor.sizing.optimiser import Recipe, beta_for, check, derive, half_life, measures, table, timescale
+from athanor.sizing.optimiser import Recipe, beta_for, check, derive, half_life, measures, timescale
 
 ROOT = Path(__file__).resolve().parents[2]
 GOOD = Recipe(1_000_000, 2048, 0.004, 0.9, 0.97, 0.4, 60_000, 2_750_000)
@@ -33,13 +33,10 @@ def test_weights_forget_at_the_timescale():
 
 def test_measures_are_tokens_and_shares_of_the_run():
     told = measures(GOOD)
-    assert told.steps == 488 and told.tokens_per_parameter == pytest.approx(0.3636, rel=1e-3)
+    assert told.steps == 488
     assert told.beta2_half_life == pytest.approx(46_604, rel=1e-4)
     assert told.beta2_share == pytest.approx(0.0466, rel=1e-3)
     assert told.tau_share == pytest.approx(1.28) and told.warmup_share == pytest.approx(0.06)
-    assert measures(dataclasses.replace(GOOD, parameters=0)).tokens_per_parameter is None
-    text = "\n".join(table(GOOD))
-    assert "46.6 k" in text and "4.7 %" in text and "128 %" in text and "2.75 M parameters" in text
 
 
 def test_a_recipe_in_line_has_no_warning():
@@ -106,11 +103,10 @@ def test_another_batch_keeps_what_the_optimiser_remembers():
     assert derive(GOOD) == dataclasses.replace(GOOD, beta2=pytest.approx(0.97), weight_decay=pytest.approx(0.4))
 
 
-def test_a_longer_run_or_a_larger_model_wants_a_lower_rate():
-    longer, larger = derive(GOOD, tokens=8 * GOOD.tokens), derive(GOOD, parameters=8 * GOOD.parameters)
-    assert longer.lr == pytest.approx(GOOD.lr * 8**-0.32) and larger.lr == pytest.approx(GOOD.lr * 8**-0.713)
-    for other in (longer, larger):
-        assert measures(other).tau_share == pytest.approx(measures(GOOD).tau_share)
+def test_a_longer_run_wants_a_lower_rate():
+    longer = derive(GOOD, tokens=8 * GOOD.tokens)
+    assert longer.lr == pytest.approx(GOOD.lr * 8**-0.32)
+    assert measures(longer).tau_share == pytest.approx(measures(GOOD).tau_share)
     assert measures(longer).warmup_share == pytest.approx(0.06)
     # 46.6 k tokens are still within half a percent and a tenth of the longer run, so they stay.
     assert measures(longer).beta2_half_life == pytest.approx(measures(GOOD).beta2_half_life)
@@ -118,7 +114,7 @@ def test_a_longer_run_or_a_larger_model_wants_a_lower_rate():
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "presets").glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_preset_has_a_table(path):
+def test_every_preset_has_measures(path):
     recipe = recipe_of(check_values(presets.values(path)))
-    assert recipe.parameters > 0 and len(table(recipe)) == 7
+    assert recipe.parameters > 0
     assert all(math.isfinite(value) for value in dataclasses.astuple(measures(recipe)))
