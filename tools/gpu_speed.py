@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.metadata
 import os
-import platform
-import shutil
-import subprocess
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +16,8 @@ import numpy as np
 import torch
 
 from athanor.base.strict import build
-from athanor.hardware.kernels import fastest, linear_shapes, synchronise
+from athanor.hardware import kernels
+from athanor.hardware.kernels import fastest, synchronise
 from athanor.hardware.peaks import peak_tflops
 from athanor.model import gpu_family
 from athanor.model.config import ModelConfig
@@ -28,8 +25,7 @@ from athanor.model.flops import allowed_pairs, run_flops, training_flops
 from athanor.model.precision import AUTOCAST
 from athanor.model.transformer import Transformer
 from athanor.runtime import presets
-from athanor.runtime.machine import machine as machine_settings
-from athanor.training.compiling import first_line
+from athanor.runtime import machine as machine_file
 from athanor.training.cpu_replicas import CpuReplicas
 from athanor.training.loop import Hooks
 from athanor.training.memory import training_bytes
@@ -39,73 +35,64 @@ from athanor.training.pretrain_params import PretrainParams
 from athanor.training.setup import Choices, ExecutionPlan, tuned
 from athanor.training.step import Stepper
 from athanor.training.world import SINGLE
-from tools.gpu_report import ROOT, Job
+from tools.gpu_report import ROOT
 
+Facts = Iterator[dict[str, Any]]
 DOCUMENT_TOKENS = 600  # about what pages of the web have
-PACKAGES = ("torch", "triton", "numpy", "ruamel.yaml", "gguf", "psutil", "pyarrow", "sentencepiece", "safetensors")
-WARM, TIMED, PROFILED = 5, 12, 2  # steps
+PROFILED = 2  # steps
 
 
 class RandomRows:
-    """A sampler of random ids; a document has about `document_tokens`, or all of a row if 0."""
+    """A sampler of random ids; a document has about `document_tokens`."""
 
-    def __init__(self, vocab_size: int, context_tokens: int, document_tokens: int = DOCUMENT_TOKENS) -> None:
+    def __init__(self, vocab_size: int, context_tokens: int, document_tokens: float = DOCUMENT_TOKENS) -> None:
         self.vocab_size, self.context_tokens, self.document_tokens = vocab_size, context_tokens, document_tokens
 
     def batch(self, position_tokens: int, batch_tokens: int, skipped_tokens: int = 0) -> Any:
         draw = np.random.default_rng([1, position_tokens + skipped_tokens])
         sizes = batch_tokens // self.context_tokens, self.context_tokens + 1
-        begins_BS = draw.random(sizes) * self.document_tokens < 1 if self.document_tokens else np.zeros(sizes, bool)
-        return SimpleNamespace(
-            tokens_BS=draw.integers(0, self.vocab_size, sizes), document_BS=np.cumsum(begins_BS, axis=1)
-        )
+        document_BS = np.cumsum(draw.random(sizes) * self.document_tokens < 1, axis=1)
+        return SimpleNamespace(tokens_BS=draw.integers(0, self.vocab_size, sizes), document_BS=document_BS)
 
 
-def shape(job: Job, preset: str) -> tuple[ModelConfig, PretrainParams]:
-    """Model and pretraining of a preset. d12: as large as nanochat's, with the one-gpu-hour recipe. A CPU has one preset."""
-    small = job.device == "cpu"
-    name = "one-gpu-hour" if preset == "d12" else preset
-    values = presets.values(ROOT / "presets" / f"{job.preset if small else name}.yaml")
-    params = build(PretrainParams, values["pretrain"], "pretrain")
-    config = build(ModelParams, values["model"], "model").config(values["tokenizer"]["vocab_size"])
-    if preset == "d12":
-        depth, T, vocab_size, tokens = d12(job)
-        heads = depth // 2
-        config = ModelConfig(vocab_size, depth, 64 * depth, heads, heads, 128, 64 * depth * 8 // 3, T, 1e5, 1e-6, True, False)
-        params = dataclasses.replace(params, batch_tokens=tokens, tokens=max(tokens, params.tokens), document_mask=False)
-    return config, params
-
-
-def d12(job: Job) -> tuple[int, int, int, int]:
-    """Layers, tokens of a row, ids and tokens of a step of nanochat's d12."""
+def d12(job: Any) -> tuple[int, int, int, int]:
+    """Layers, tokens of a row, ids and tokens of a step of nanochat's d12; smaller on a CPU."""
     return (12, 2048, 32768, 524_288) if job.device == "cuda" else (2, 128, 1024, 512)
 
 
-def half(device: torch.device) -> str:
-    """The best format that the device has units for."""
-    return next(iter(gpu_family.identify(device).native), "fp32") if device.type == "cuda" else "fp32"
+def shape(job: Any, preset: str) -> tuple[ModelConfig, PretrainParams]:
+    """Model and pretraining of a preset; on a CPU always the one asked for. d12: of that size, by the recipe of one-gpu-hour."""
+    name = job.preset if job.device == "cpu" else preset.replace("d12", "one-gpu-hour")
+    values = presets.values(ROOT / "presets" / f"{name}.yaml")
+    params = build(PretrainParams, values["pretrain"], "pretrain")
+    if preset != "d12":
+        return build(ModelParams, values["model"], "model").config(values["tokenizer"]["vocab_size"]), params
+    depth, T, ids, tokens = d12(job)
+    heads, dim = depth // 2, 64 * depth
+    config = ModelConfig(ids, depth, dim, heads, heads, 128, dim * 8 // 3, T, 1e5, 1e-6, True, tied_embeddings=False)
+    return config, dataclasses.replace(params, batch_tokens=tokens, document_mask=False)
+
+
+def half(device: str) -> str:
+    """The first format that the GPU has units for, or fp32."""
+    return next(iter(gpu_family.identify(torch.device(device)).native), "fp32") if device == "cuda" else "fp32"
 
 
 def graphs() -> int:
-    """How many graphs torch compiled in this process."""
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"])
 
 
-def peak(device: torch.device, precision: str) -> float | None:
-    return peak_tflops(torch.cuda.get_device_name(), precision) if device.type == "cuda" else None
-
-
 @contextlib.contextmanager
 def tuned_model(
-    job: Job, config: ModelConfig, params: PretrainParams, choices: Choices, notes: list[str], total_tokens: int, **local: Any
+    job: Any, config: ModelConfig, params: PretrainParams, choices: Choices, notes: list[str], steps: int = 9, **local: Any
 ) -> Iterator[tuple[ExecutionPlan, Transformer]]:
     """A fresh model on the device that runs as chosen, and the plan that says how."""
-    settings = dataclasses.replace(machine_settings(), device=job.device, **local)
+    settings = dataclasses.replace(machine_file.machine(), **local)
     plan = ExecutionPlan.of(
-        "pretrain", params, settings, SINGLE, choices, config,
-        total_tokens=total_tokens, document_mask=params.document_mask, validation_every_tokens=0, sample_every_tokens=0,
+        "pretrain", params, settings, SINGLE, choices, config, total_tokens=steps * params.batch_tokens,
+        document_mask=params.document_mask, validation_every_tokens=0, sample_every_tokens=0,
     )  # fmt: skip
     model = Transformer.fresh(config, params.seed).to(plan.device)
     hooks = Hooks(validate=lambda model: {}, on_note=notes.append)
@@ -113,207 +100,146 @@ def tuned_model(
         yield plan, model
 
 
-def machine(job: Job) -> Iterator[dict[str, Any]]:
+@contextlib.contextmanager
+def tuned_stepper(*arguments: Any) -> Iterator[tuple[ExecutionPlan, Stepper]]:
+    """Steps of such a model, without the loop around them."""
+    with tuned_model(*arguments) as (plan, model), CpuReplicas(model, plan.settings.threads) as replicas:
+        yield plan, Stepper(replicas, OptimizerSettings.of(arguments[2]), plan.settings)
+
+
+def mfu(job: Any, precision: str, **flops_per_s: float) -> dict[str, float]:
+    """TFLOPS under each name, and their share of the data sheet's peak where it is known."""
+    sheet = job.device == "cuda" and peak_tflops(torch.cuda.get_device_name(), precision)
+    rates = {f"tflops{name}": value / 1e12 for name, value in flops_per_s.items()}
+    return rates | ({key.replace("tflops", "mfu"): rate / sheet for key, rate in rates.items()} if sheet else {})
+
+
+def memory(job: Any) -> dict[str, float]:
+    if job.device != "cuda":
+        return {}
+    values = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), *torch.cuda.mem_get_info()
+    return dict(zip(("peak_gb", "peak_reserved_gb", "free_gb", "total_gb"), (value / 1e9 for value in values), strict=True))
+
+
+def machine(job: Any) -> Facts:
     """Versions; the fastest products and copies; products at the preset's shapes."""
-    device, cuda = torch.device(job.device), job.device == "cuda"
-    versions = {}
-    for name in PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
-    disk, shm = shutil.disk_usage(job.work), shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None
-    yield {
-        "python": platform.python_version(),
-        "kernel": platform.release(),
-        "packages": versions,
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "host_gb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9,
-        "disk_free_gb": disk.free / 1e9,
-        "shm_gb": shm.total / 1e9 if shm else 0,
-    }
+    from torch.utils.collect_env import get_pretty_env_info
+
+    cuda, device = job.device == "cuda", torch.device(job.device)
+    lines = get_pretty_env_info().splitlines()
+    yield {"versions": [line for line in lines if re.search(r"ersion|GPU|Model name|^CPU\(s\)|pip3", line)]}
+    formats = list(dict.fromkeys((half(job.device), "fp32")))
     if cuda:
         found = torch.cuda.get_device_properties(0)
-        driver = shutil.which("nvidia-smi") and subprocess.run(
-            ["nvidia-smi", "--query-gpu=driver_version,power.limit,clocks.max.sm,persistence_mode", "--format=csv,noheader"],
-            capture_output=True, text=True, timeout=20,
-        ).stdout.strip()  # fmt: skip
-        yield {
-            "name": found.name,
-            "capability": f"{found.major}.{found.minor}",
-            "processors": found.multi_processor_count,
-            "memory_gb": found.total_memory / 1e9,
-            "free_gb": torch.cuda.mem_get_info()[0] / 1e9,
-            "cuda": torch.version.cuda,
-            "hip": torch.version.hip,
-            "cudnn": torch.backends.cudnn.version(),
-            "driver": driver,
-            "family": gpu_family.identify(device),
-        }
-    size = 8192 if cuda else 1024
-    for name in dict.fromkeys((half(device), "fp32")):
-        a, b = (torch.randn(size, size, device=device, dtype=AUTOCAST[name] or torch.float32) for _ in range(2))
-        seconds = fastest(lambda a=a, b=b: a @ b, device, 1.0)  # type: ignore[misc]
-        yield {f"product_{size}_{name}_tflops": 2 * size**3 / seconds / 1e12, f"sheet_{name}_tflops": peak(device, name)}
-    source = torch.empty(1 << (30 if cuda else 26), dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    yield {"copy_gb_per_s": 2 * source.numel() / fastest(lambda: target.copy_(source), device, 0.5) / 1e9}
+        yield {"device": str(found), "cudnn": torch.backends.cudnn.version(), "formats": formats, **memory(job)}
+    size = 8192 if cuda else 512
+    for name in formats:
+        a = torch.randn(size, size, device=device, dtype=AUTOCAST[name] or torch.float32)
+        seconds = fastest(lambda a=a: a @ a.t(), device, 0.5)
+        yield {f"product_{size}_{name}": mfu(job, name, **{"": 2 * size**3 / seconds})}
+    source = torch.empty(1 << (30 if cuda else 24), dtype=torch.uint8, device=device)
+    host = torch.empty(1 << 24, dtype=torch.uint8)
+    pairs = {"copy": (torch.empty_like(source), source), "to_device": (source[: len(host)], host)}
+    pairs["from_device"] = pairs["to_device"][::-1]
     if cuda:
-        for kind in ("pageable", "pinned"):
-            host = torch.empty(1 << 28, dtype=torch.uint8, pin_memory=kind == "pinned")
-            part = source[: host.numel()]
-            for way, call in (("from", lambda: host.copy_(part)), ("to", lambda: part.copy_(host))):  # noqa: B023
-                yield {f"{way}_device_{kind}_gb_per_s": host.numel() / fastest(call, device, 0.3) / 1e9}
-    config, _ = shape(job, job.preset)
-    yield {"products_at_shapes": {name: _products(config, device, name) for name in dict.fromkeys((half(device), "fp32"))}}
+        pairs |= {f"{name}_pinned": tuple(x if x.is_cuda else x.pin_memory() for x in pairs[name]) for name in list(pairs)[1:]}
+    yield {f"{name}_gb_per_s": len(b) / fastest(lambda: a.copy_(b), device, 0.3) / 1e9 for name, (a, b) in pairs.items()}
+    yield kernels.products(shape(job, job.preset)[0], 16384, device, 4.0, tuple(formats))
 
 
-def _products(config: ModelConfig, device: torch.device, precision: str) -> dict[str, float]:
-    """TFLOPS of the three products of each linear layer, and of all as a step uses them."""
-    tokens, options = (16384 if device.type == "cuda" else 256), {"device": device, "dtype": AUTOCAST[precision]}
-    rates, flops, seconds = {}, 0.0, 0.0
-    for (outputs, inputs), times in linear_shapes(config).items():
-        x, w, dy = (torch.randn(*size, **options) for size in ((tokens, inputs), (outputs, inputs), (tokens, outputs)))
-        calls: tuple[Callable[[], Any], ...] = (lambda: x @ w.t(), lambda: dy @ w, lambda: dy.t() @ x)  # noqa: B023
-        took = sum(fastest(call, device, 0.1) for call in calls)
-        work = len(calls) * 2.0 * tokens * outputs * inputs
-        rates[f"{outputs}x{inputs}"] = work / took / 1e12
-        flops, seconds = flops + times * work, seconds + times * took
-    return rates | {"all": flops / seconds / 1e12}
-
-
-def choice(job: Job) -> Iterator[dict[str, Any]]:
-    """The automatic choice, as the first training makes it."""
+def choice(job: Any) -> Facts:
+    """The automatic choice, as the first training makes it, and the memory that it leaves behind."""
     from athanor.runtime.choices import choose
 
     (config, params), notes = shape(job, job.preset), list[str]()
     started, steps = time.perf_counter(), params.tokens // params.batch_tokens
     choices, reasons = choose([job.work / "slot"], config, "auto", params.batch_tokens, steps, notes.append)
-    yield {"took": time.perf_counter() - started, **dataclasses.asdict(choices), "why": reasons, "notes": notes}
-    if job.device == "cuda":
-        free, total = torch.cuda.mem_get_info()
-        yield {"reserved_gb": torch.cuda.memory_reserved() / 1e9, "free_gb": free / 1e9, "total_gb": total / 1e9}
+    yield {"took_s": time.perf_counter() - started, **dataclasses.asdict(choices), "why": reasons, "notes": notes}
+    yield memory(job) | {"reserved_gb": torch.cuda.memory_reserved() / 1e9}
 
 
-def speed(
-    job: Job, preset: str = "", rows: int = 0, compile: bool = False, attention: str = "default"
-) -> Iterator[dict[str, Any]]:
-    """Tokens per second of whole steps with documents, share of the sheet's peak, memory, and the longest kernels."""
-    device, cuda = torch.device(job.device), job.device == "cuda"
-    if not cuda and preset != "d12" and (rows or compile):
+def speed(job: Any, preset: str = "", rows: int = 0, compile: bool = False, attention: str = "default") -> Facts:
+    """Whole steps with documents: tokens per second, share of the peak, memory against the estimate, longest kernels."""
+    cuda, device, notes = job.device == "cuda", torch.device(job.device), list[str]()
+    if compile and not cuda and preset != "d12":
         yield {"skipped": "not on cpu"}
         return
     config, params = shape(job, preset or job.preset)
-    precision, T, B = half(device), config.context_tokens, params.batch_tokens
-    micro = rows * T or (65536 if preset == "d12" else 16384)
-    choices, notes = Choices(precision, attention, compile and cuda, micro_batch_tokens=min(micro, B)), list[str]()
-    sampler = RandomRows(config.vocab_size, T, DOCUMENT_TOKENS if params.document_mask else 0)
+    B, T, precision = params.batch_tokens, config.context_tokens, half(job.device)
+    micro_batch_tokens = min(B, rows * T or (65536 if preset == "d12" else 16384))
+    choices = Choices(precision, attention, compile and cuda, micro_batch_tokens=micro_batch_tokens)
+    sampler = RandomRows(config.vocab_size, T, DOCUMENT_TOKENS if params.document_mask else np.inf)
     batches = [sampler.batch(number * B, B) for number in range(3)]
-    warm, timed = (WARM, TIMED) if cuda else (1, 2)
-    with contextlib.ExitStack() as stack:
-        started = time.perf_counter()
-        tokens = B * (warm + timed)
-        plan, model = stack.enter_context(tuned_model(job, config, params, choices, notes, tokens))
-        replicas = stack.enter_context(CpuReplicas(model, plan.settings.threads))
-        yield {
-            "parameters": config.parameter_count(),
-            "choices": dataclasses.asdict(choices),
-            "estimated_gb": training_bytes(config, plan.footprint, device) / 1e9,
-            "ready_s": time.perf_counter() - started,
-            "notes": notes,
-        }
-        stepper = Stepper(replicas, OptimizerSettings.of(params), plan.settings)
+    started = time.perf_counter()
+    with tuned_stepper(job, config, params, choices, notes) as (plan, stepper):
+        ready, estimate = time.perf_counter() - started, training_bytes(config, plan.footprint, device)
+        yield {**dataclasses.asdict(choices), "ready_s": ready, "estimated_gb": estimate / 1e9, "notes": notes}
 
-        def steps(count: int) -> float:
+        def timed(steps: int) -> float:
             synchronise(device)
             begun = time.perf_counter()
-            for number in range(count):
+            for number in range(steps):
                 stepper.meter.begin_step()
                 stepper.step(batches[number % 3], params.lr)
                 stepper.meter.end_step()
             synchronise(device)
-            return (time.perf_counter() - begun) / count
+            return (time.perf_counter() - begun) / steps
 
-        first = steps(1)
-        steps(warm)
+        first, _, before = timed(1), timed(4 if cuda else 1), graphs() if compile else 0
         stepper.meter.window()
-        before = graphs() if compile else 0
         if cuda:
             torch.cuda.reset_peak_memory_stats()
-        seconds = steps(timed)
-        pairs = sum(allowed_pairs(rows.document_BS[:, :-1], document_mask=params.document_mask) for rows in batches) / 3
-        flops, sheet = run_flops(config, B, pairs, B), peak(device, precision)
-        yield {"first_step_s": first, "step_s": seconds, "tokens_per_second": B / seconds, "tflops": flops / seconds / 1e12}
-        yield {name: value for name, value in stepper.meter.window().items() if name.startswith("time.")}
-        if sheet:
-            full = B * training_flops(config, T, causal=False)
-            yield {"mfu": flops / seconds / 1e12 / sheet, "mfu_full_square": full / seconds / 1e12 / sheet}
-        if cuda:
-            yield {"peak_gb": torch.cuda.max_memory_allocated() / 1e9, "reserved_gb": torch.cuda.max_memory_reserved() / 1e9}
-        if compile:
-            yield {"graphs": before, "more_graphs": graphs() - before}
-        yield _profile(lambda: steps(PROFILED), seconds, cuda)
+        seconds = timed(12 if cuda else 2)
+        pairs = sum(allowed_pairs(each.document_BS[:, :-1], document_mask=params.document_mask) for each in batches) / 3
+        square = B * training_flops(config, T, causal=False)
+        yield {"first_step_s": first, "tokens_per_second": B / seconds, **stepper.meter.window(), **memory(job)}
+        yield mfu(job, precision, **{"": run_flops(config, B, pairs, B) / seconds, "_full_square": square / seconds})
+        yield {"new_graphs": graphs() - before if compile else 0}
+        yield profiled(lambda: timed(PROFILED), seconds, cuda)
 
 
-def _profile(call: Callable[[], float], seconds: float, cuda: bool) -> dict[str, Any]:
-    """Milliseconds of a step on the device by kernel, and its share of the time that the step takes without a profiler."""
-    from torch.autograd import DeviceType
+def profiled(call: Callable[[], Any], seconds: float, cuda: bool) -> dict[str, Any]:
+    """Milliseconds of a step by kernel, and for which share of its `seconds` without a profiler the device is busy."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as profiler:
         call()
-    kind = DeviceType.CUDA if cuda else DeviceType.CPU
     key = "self_device_time_total" if cuda else "self_cpu_time_total"
-    events = [(getattr(each, key) / PROFILED / 1e3, each) for each in profiler.key_averages() if each.device_type == kind]
-    top = sorted(events, key=lambda row: -row[0])[: 16 if cuda else 4]
-    rows = [{"ms": ms, "calls": each.count // PROFILED, "name": each.key[:100]} for ms, each in top]
-    return {"device_ms": sum(ms for ms, _ in events), "busy": sum(ms for ms, _ in events) / seconds / 1e3, "kernels": rows}
+    rows = [(getattr(each, key) / PROFILED / 1e3, each.count // PROFILED, each.key[:90]) for each in profiler.key_averages()]
+    return {"busy": sum(row[0] for row in rows) / seconds / 1e3, "kernels": sorted(rows, reverse=True)[: 16 if cuda else 3]}
 
 
-def nanochat(job: Job) -> Iterator[dict[str, Any]]:
-    """Steps of nanochat's model and optimizer as its base_train has them: compiled, 32 rows, windows as its SDPA likes them."""
+def nanochat(job: Any) -> Facts:
+    """Steps of nanochat's d12 and optimizer as its base_train has them: compiled, 32 rows, its choice of kernels."""
     if not job.nanochat:
         yield {"skipped": "no --nanochat"}
         return
-    device, cuda = torch.device(job.device), job.device == "cuda"
+    cuda, device = job.device == "cuda", torch.device(job.device)
     if not cuda:
-        os.environ["TORCHDYNAMO_DISABLE"] = "1"  # its optimizer compiles a minute
-    sys.path.insert(0, job.nanochat)
-    from nanochat import flash_attention  # type: ignore[import-not-found]
+        os.environ["TORCHDYNAMO_DISABLE"] = "1"  # its optimizer would compile for a minute
+    sys.path.insert(0, str(job.nanochat))
+    from nanochat.flash_attention import USE_FA3  # type: ignore[import-not-found]
     from nanochat.gpt import GPT, GPTConfig  # type: ignore[import-not-found]
 
-    depth, T, vocab_size, tokens = d12(job)
+    depth, T, ids, tokens = d12(job)
     dim, heads, rows = 64 * depth, depth // 2, 32 if cuda else 2
-    # Without FlashAttention 3 its short windows are explicit masks, which it warns of.
-    pattern = "SSSL" if flash_attention.USE_FA3 else "L"
+    pattern = "SSSL" if USE_FA3 else "L"  # short windows without FlashAttention 3 are explicit masks, of which it warns
     with torch.device("meta"):
-        model = GPT(GPTConfig(T, vocab_size, depth, heads, heads, dim, window_pattern=pattern))
-    model.to_empty(device=device)
-    model.init_weights()
+        model = GPT(GPTConfig(T, ids, depth, heads, heads, dim, window_pattern=pattern))
+    model.to_empty(device=device).init_weights()
     optimizer, own = model.setup_optimizer(), model.estimate_flops()
-    scores = 12 * heads * 128 * depth
-    causal = own - scores * T + scores * (T + 1) / 2  # as model/flops.py counts
-    yield {"window_pattern": pattern, "flops_per_token": own, "flops_per_token_causal": causal}
-    run: Any = torch.compile(model, dynamic=False) if cuda else model
-    draw = torch.randint(vocab_size, (rows, T + 1), device=device)
-
-    def step() -> None:
-        for _ in range(tokens // (rows * T)):
-            loss = run(draw[:, :-1].contiguous(), draw[:, 1:].contiguous())
-            (loss * (rows * T / tokens)).backward()
-        optimizer.step()
-        model.zero_grad(set_to_none=True)
-
-    times = []
+    full = 12 * dim * depth * T  # of attention; ours counts the causal half, as model/flops.py does
+    run, batch = torch.compile(model, dynamic=False) if cuda else model, torch.randint(ids, (rows, T + 1), device=device)
+    seconds = []
     for _ in range(12 if cuda else 3):
         synchronise(device)
         begun = time.perf_counter()
-        step()
+        for _ in range(tokens // (rows * T)):
+            (run(batch[:, :-1].contiguous(), batch[:, 1:].contiguous()) * (rows * T / tokens)).backward()
+        optimizer.step()
+        model.zero_grad(set_to_none=True)
         synchronise(device)
-        times.append(time.perf_counter() - begun)
-    rate, sheet = tokens / float(np.median(times[len(times) // 3 :])), peak(device, "bf16")
-    yield {"first_step_s": times[0], "tokens_per_second": rate, "tflops": rate * causal / 1e12}
-    if cuda:
-        yield {"peak_gb": torch.cuda.max_memory_allocated() / 1e9, "reserved_gb": torch.cuda.max_memory_reserved() / 1e9}
-    if sheet:
-        yield {"mfu": rate * causal / 1e12 / sheet, "mfu_own": rate * own / 1e12 / sheet}
-
-
+        seconds.append(time.perf_counter() - begun)
+    rate = tokens / float(np.median(seconds[len(seconds) // 3 :]))
+    yield {"first_step_s": seconds[0], "tokens_per_second": rate, "window_pattern": pattern, **memory(job)}
+    yield mfu(job, "bf16", **{"": rate * (own - full * (T - 1) / (2 * T)), "_own": rate * own})

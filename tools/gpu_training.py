@@ -1,4 +1,4 @@
-"""Parts of tools/gpu_report.py that use what training leads to: a resumed run, scores, answers, checkpoints, the stages."""
+"""Parts of tools/gpu_report.py about all around the steps: a resumed run, scores, answers, checkpoints, the pipeline."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from athanor.base.strict import read_yaml
 from athanor.decoding.engine import Engine
 from athanor.decoding.sampling import Sampling
 from athanor.hardware.kernels import synchronise
@@ -23,160 +23,120 @@ from athanor.model.device import prepare
 from athanor.model.transformer import Transformer
 from athanor.model.validation import bits_per_byte
 from athanor.runtime import presets
-from athanor.training import checkpoint
-from athanor.training.cpu_replicas import CpuReplicas
 from athanor.training.loop import Hooks, train
 from athanor.training.optimizer import OptimizerSettings
 from athanor.training.overlap import Overlap
 from athanor.training.schedule import Schedule
 from athanor.training.setup import Choices
 from athanor.training.state import RunState
-from athanor.training.step import Stepper
-from tools.gpu_report import ROOT, Job
-from tools.gpu_speed import RandomRows, half, shape, tuned_model
+from tools.gpu_report import ROOT
+from tools.gpu_speed import Facts, RandomRows, half, shape, tuned_model, tuned_stepper
 from tools.scratch import Scratch
 
+NEEDED = ("google.protobuf", "gguf", "psutil", "pyarrow", "sentencepiece", "sklearn", "transformers")
 
-def _trained(job: Job, folder: Path, attention: str, killed: bool = False) -> dict[str, Any]:
-    """One training by the loop itself, killed half way if asked to: losses by step, seconds of a step, weights."""
-    cuda = job.device == "cuda"
-    config, params = shape(job, "one-gpu-hour")
-    steps, B = 40 if cuda else 8, params.batch_tokens
-    seen: dict[str, Any] = {"losses": {}, "step_s": 0.0, "resumed_from": 0}
-    asked = iter(range(1, steps + 1))
+
+def _trained(job: Any, folder: Path, attention: str, killed: bool = False) -> tuple[list[dict[str, float]], dict[str, Any]]:
+    """One training by the loop itself, perhaps killed half way, soon after a checkpoint: its steps and weights."""
+    steps, rows = 40 if job.device == "cuda" else 8, list[dict[str, float]]()
+    (config, params), asked = shape(job, "one-gpu-hour"), iter(range(1, steps + 1))
 
     def on_step(row: dict[str, float]) -> None:
-        seen["losses"][int(row["step"])] = row["loss"]
-        seen["step_s"] = row.get("time.step_s", seen["step_s"])
+        rows.append(row)
         if killed and row["step"] == steps // 2:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def on_resume(tokens: int) -> None:
-        seen["resumed_from"] = tokens // B
-
     hooks = Hooks(
-        validate=lambda model: {},
-        on_step=on_step,
-        on_resume=on_resume,
-        should_save=lambda: killed and next(asked) == steps * 3 // 8,
+        validate=lambda model: {}, on_step=on_step, should_save=lambda: killed and next(asked) == steps * 3 // 8
     )
-    choices = Choices(half(torch.device(job.device)), attention)
-    schedule = Schedule("wsd", params.lr, params.lr, B, 0, steps * B)
+    schedule = Schedule("wsd", params.lr, params.lr, params.batch_tokens, 0, steps * params.batch_tokens)
     local = {"log_every_steps": steps // 4, "save_every_seconds": 3600.0}
-    with tuned_model(job, config, params, choices, [], steps * B, **local) as (plan, model):
+    choices = Choices(half(job.device), attention)
+    with tuned_model(job, config, params, choices, [], steps, **local) as (plan, model):
         sampler = RandomRows(config.vocab_size, config.context_tokens)
         train(model, sampler, OptimizerSettings.of(params), schedule, plan.settings, folder, hooks)
-    seen["weights"] = {name: weight.detach().cpu() for name, weight in model.named_parameters()}
-    seen["tokens_per_second"] = B / seen["step_s"]
-    return seen
+    return rows, {name: weight.detach() for name, weight in model.named_parameters()}
 
 
-def resume(job: Job, attention: str = "default") -> Iterator[dict[str, Any]]:
-    """A killed and resumed training against one that was left alone. On a GPU the bits may differ: atomic sums."""
+def resume(job: Any, attention: str) -> Facts:
+    """A killed and resumed training against one that ran through. On a GPU bits may differ: kernels add up by atomics."""
     if job.device == "cpu" and attention != "default":
         yield {"skipped": "not on cpu"}
         return
     folder = job.work / f"resume-{attention}"
-    child = os.fork()  # before this process touches the device
-    if not child:
-        try:
-            _trained(job, folder / "killed", attention, killed=True)
-        finally:
-            os._exit(1)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    yield {"killed": status == -signal.SIGKILL}
-    resumed = _trained(job, folder / "killed", attention)
-    yield {"resumed_from": resumed["resumed_from"]}
-    whole = _trained(job, folder / "whole", attention)
+    if not (child := os.fork()):  # before this process touches the device
+        _trained(job, folder / "killed", attention, killed=True)
+        os._exit(1)
+    yield {"killed": os.waitpid(child, 0)[1] == signal.SIGKILL}
+    resumed, weights = _trained(job, folder / "killed", attention)
+    yield {"resumed_from": resumed[0]["step"] - 1}
+    rows, others = _trained(job, folder / "whole", attention)
+    differences = [abs(row["loss"] - rows[int(row["step"]) - 1]["loss"]) for row in resumed]
     yield {
-        "tokens_per_second": whole["tokens_per_second"],
-        "losses": [whole["losses"][step] for step in (1, max(whole["losses"]))],
-        "max_loss_difference": max(abs(loss - whole["losses"][step]) for step, loss in resumed["losses"].items()),
-        "max_weight_difference": max(
-            float((weight - whole["weights"][name]).abs().max()) for name, weight in resumed["weights"].items()
-        ),
+        "tokens_per_second": rows[-1]["tokens_per_second"],
+        "losses": [rows[0]["loss"], rows[-1]["loss"]],
+        "max_loss_difference": max(differences),
+        "max_weight_difference": max(float((weights[name] - other).abs().max()) for name, other in others.items()),
     }
 
 
-def score(job: Job) -> Iterator[dict[str, Any]]:
-    """Held-out text twice in two formats, and 64 answers at once."""
-    cuda, device = job.device == "cuda", prepare(job.device, torch.get_num_threads())
-    config, params = shape(job, job.preset)
+def score(job: Any) -> Facts:
+    """Bits per byte of held-out text, twice in two formats; then 64 answers at once."""
+    cuda, device, (config, params) = job.device == "cuda", prepare(job.device, 2), shape(job, job.preset)
     model = Transformer.fresh(config, params.seed).to(device).eval()
     with torch.no_grad():
-        model.model.norm.weight.mul_(10.0)  # or all logits would be near 0, and rounding would not show
+        model.model.norm.weight.mul_(10.0)  # or all logits are near 0, and rounding does not show
     draw = np.random.default_rng(1)
     lengths = draw.integers(20, 2 * config.context_tokens, 100 if cuda else 10)
     documents = [draw.integers(0, config.vocab_size, length) for length in lengths]
-    token_bytes = np.full(config.vocab_size, 4)
-    tokens, bpb = int(lengths.sum()), {}
-    for precision in dict.fromkeys((half(device), "fp32")):
-        for time_of in ("first", "second"):
-            started = time.perf_counter()
-            result = bits_per_byte(model, documents, token_bytes, config.context_tokens, precision=precision)
-            yield {f"{precision}_{time_of}_tokens_per_second": tokens / (time.perf_counter() - started)}
-        bpb[precision] = result.bpb
-        yield {f"{precision}_bpb": result.bpb}
-    yield {"bpb_difference": max(bpb.values()) - min(bpb.values())}
+    for name in (f"{half(job.device)} first", f"{half(job.device)} again", "fp32 first", "fp32 again"):
+        started = time.perf_counter()
+        bytes_V = np.full(config.vocab_size, 4)
+        bpb = bits_per_byte(model, documents, bytes_V, config.context_tokens, precision=name.split()[0]).bpb
+        yield {name: {"bpb": bpb, "tokens_per_second": int(lengths.sum()) / (time.perf_counter() - started)}}
     rows, prompt, new = (64, 64, 129) if cuda else (8, 16, 9)
     engine = Engine(model, rows=rows, tokens=prompt + new, stop_ids=())
-    requests = [(row, list(map(int, draw.integers(0, config.vocab_size, prompt))), new, Sampling(0.0)) for row in range(rows)]
-    started = time.perf_counter()
-    engine.add_requests(requests)
+    prompts = draw.integers(0, config.vocab_size, (rows, prompt)).tolist()
+    engine.add_requests([(row, prompts[row], new, Sampling()) for row in range(rows)])
     synchronise(device)
-    prefill, started = time.perf_counter() - started, time.perf_counter()
-    steps = 0
+    started = time.perf_counter()
     while engine.rows:
         engine.step()
-        steps += 1
     seconds = time.perf_counter() - started
-    yield {"prefill_s": prefill, "decode_ms": 1000 * seconds / steps, "decoded_per_second": rows * steps / seconds}
+    yield {"decode_step_ms": 1e3 * seconds / (new - 1), "decoded_per_second": rows * (new - 1) / seconds}
 
 
-def save(job: Job) -> Iterator[dict[str, Any]]:
-    """A checkpoint of the preset's model next to the steps: how long a step waits for it, and until it is on the disk."""
+def save(job: Any) -> Facts:
+    """Checkpoints of the preset's model: for how long the steps wait, and until they are on the disk."""
     config, params = shape(job, job.preset)
-    choices = Choices("fp32", micro_batch_tokens=params.batch_tokens)
-    with tuned_model(job, config, params, choices, [], params.batch_tokens) as (plan, model):
-        with CpuReplicas(model, plan.settings.threads) as replicas, Overlap(RandomRows(8, 8), True) as overlap:
-            stepper, progress, folder = Stepper(replicas, OptimizerSettings.of(params), plan.settings), RunState(), job.work / "saved"
-            for number in ("first", "second"):
-                progress.step += 1
-                synchronise(plan.device)
-                started = time.perf_counter()
-                overlap.save(folder, stepper, progress, wait=False)
-                stall = time.perf_counter() - started
-                overlap.finish_writing()
-                total = time.perf_counter() - started
-                size = sum(path.stat().st_size for path in checkpoint.steps(folder)[0].iterdir())
-                yield {number: {"gb": size / 1e9, "stall_s": stall, "total_s": total, "gb_per_s": size / total / 1e9}}
+    with tuned_stepper(job, config, params, Choices("fp32"), []) as (_, stepper), Overlap(None, True) as overlap:
+        progress, folder = RunState(), job.work / "saved"
+        for name in ("first", "second"):
+            progress.step += 1
+            synchronise(stepper.device)
+            started = time.perf_counter()
+            overlap.save(folder, stepper, progress, wait=False)
+            stall = time.perf_counter() - started
+            overlap.finish_writing()
+            size = max(path.stat().st_size for path in folder.rglob("*.safetensors"))
+            yield {name: {"gb": size / 1e9, "stall_s": stall, "on_disk_s": time.perf_counter() - started}}
 
 
-def pipeline(job: Job) -> Iterator[dict[str, Any]]:
-    """The default pipeline (micro: of that preset), each stage by its module, without DVC and MLflow."""
-    for package in ("pyarrow", "sentencepiece", "psutil", "gguf"):
-        importlib.import_module(package)  # or the last stage says so after a minute
+def pipeline(job: Any) -> Facts:
+    """The default pipeline, or micro's in a rehearsal: each stage by its module, without DVC and MLflow."""
+    for package in NEEDED:
+        importlib.import_module(package)  # or a stage misses it after a minute
+    scratch, seconds = Scratch(ROOT, job.work / "pipeline"), dict[str, float]()
     preset = "micro" if job.preset == "micro" else "default"
-    scratch = Scratch(ROOT, job.work / "pipeline")
-    folder = scratch.folder(job.work / "pipeline" / "run", presets.values(ROOT / "presets" / f"{preset}.yaml"))
-    environment = {**os.environ, "DVC_ROOT": str(folder), "PYTHONPATH": os.environ["PYTHONPATH"].partition(os.pathsep)[2]}
-    seconds: dict[str, float] = {}
-    for stage, entry in scratch.graph.stages.items():
-        if entry["cmd"].split()[0] != "python" or "rl" in str(entry.get("wdir", "")):
-            continue
+    folder = scratch.folder(scratch.base / "run", presets.values(ROOT / "presets" / f"{preset}.yaml"))
+    environment = os.environ | {"DVC_ROOT": str(folder), "PYTHONPATH": os.environ["PYTHONPATH"].partition(os.pathsep)[2]}
+    for stage in read_yaml(ROOT / "dvc.yaml")["stages"]:
         started = time.perf_counter()
-        done = subprocess.run(
-            [sys.executable, *entry["cmd"].split()[1:]], cwd=folder, env=environment, stdin=subprocess.DEVNULL, text=True
-        )
+        subprocess.run(scratch.command(stage), cwd=folder, env=environment, check=True)
         seconds[stage] = time.perf_counter() - started
         yield {"stages": seconds}
-        if done.returncode:
-            yield {"error": f"stage {stage} exited {done.returncode}"}
-            return
-        runs = folder / "metrics" / "runs" / f"{stage.replace('-', '_')}.json"
         if stage in ("pretrain", "sft"):
-            facts = json.loads(runs.read_text())
-            yield {stage: {key: facts[key] for key in ("choices", "tokens_per_second") if key in facts}}
-    yield {"summary": json.loads((folder / "metrics" / "summary" / "eval.json").read_text())}
-
-
+            facts = json.loads((folder / "metrics" / "runs" / f"{stage}.json").read_text())["facts"]
+            yield {stage: {key: facts.get(key) for key in ("choices", "tokens_per_second", "mfu")}}
+        if stage == "eval":
+            yield {"summary": json.loads((folder / "metrics" / "summary" / "eval.json").read_text())}
