@@ -19,7 +19,8 @@ from athanor.model.config import ModelConfig
 from athanor.model.loss import Targets, training_loss
 from athanor.model.precision import AUTOCAST, autocast, products
 from athanor.model.transformer import Transformer, block_mask
-from athanor.training.attention import KERNELS
+from athanor.training.attention import DEFAULT, KERNELS, VARLEN
+from athanor.training.attention import attention as attention_by
 from athanor.training.compiling import first_line
 from athanor.training.muon import orthogonal
 from athanor.training.optimizer import Optimizer, OptimizerSettings
@@ -34,7 +35,9 @@ Results = Sequence[Tensor]
 _known: dict[str, np.ndarray] = {}  # of the reference
 
 
-def compared(job: Any, key: str, precision: str, call: Callable[[], Results], plain: Callable[[], Results]) -> dict[str, Any]:
+def compared(
+    job: Any, key: str, precision: str, call: Callable[[], Results], plain: Callable[[], Results]
+) -> dict[str, Any]:
     """Largest difference from the reference of `key`, which `plain` computes where no file has it, by the largest value."""
     if job.reference and not _known:
         _known.update(np.load(job.reference))
@@ -106,7 +109,9 @@ def attention(job: Any) -> Facts:
     cuda, config = job.device == "cuda", shape(job, job.preset)[0]
     calls = {name: lambda *qkv, name=name, **more: _sdpa(name, *qkv, **more) for name in KERNELS}
 
-    def case(call: Callable[..., Tensor], several: bool, device: str, precision: str, *sizes: int) -> Callable[[], Results]:
+    def case(
+        call: Callable[..., Tensor], several: bool, device: str, precision: str, *sizes: int
+    ) -> Callable[[], Results]:
         T = sizes[2]
         qkv = [normal(*sizes, device=device, dtype=AUTOCAST[precision] or torch.float32).roll(n, 2) for n in range(3)]
         rows = RandomRows(9, T, T / 4).batch(0, sizes[0] * T).document_BS[:, 1:]
@@ -125,7 +130,9 @@ def attention(job: Any) -> Facts:
         if not cuda and name not in ("flash", "math"):
             yield {name: "not on cpu"}
             continue
-        for several, precision in [(False, "fp32"), (True, "fp32")] + [(s, half(job.device)) for s in (False, True) if cuda]:
+        for several, precision in [(False, "fp32"), (True, "fp32")] + [
+            (s, half(job.device)) for s in (False, True) if cuda
+        ]:
             plain = case(calls["math"], several, "cpu", "fp32", 2, 3, 512, 64)
             run = case(call, several, job.device, precision, 2, 3, 512, 64)
             row = compared(job, f"attention {several}", precision, run, plain)
@@ -195,15 +202,23 @@ def model(job: Any) -> Facts:
     variants = [(name, "tied") for name in AUTOCAST if cuda or name != "fp16"]
     variants += [(best, words) for words in ("untied", "tied checkpointing", "untied compile")]
     if cuda:  # on a CPU each compilation takes half a minute
-        more = ("tied compile", "tied compile checkpointing", "tied compile efficient", "tied compile math")
+        more = (
+            "tied compile",
+            "tied compile checkpointing",
+            "tied compile efficient",
+            "tied compile math",
+            "tied compile varlen",
+        )
         variants += [(best, words) for words in more]
     params = dataclasses.replace(shape(job, job.preset)[1], batch_tokens=1024, document_mask=True)
     for precision, words in variants:
         on, kernel = words.split(), words.split()[-1]
         config = ModelConfig(4096, 2, 256, 4, 2, 64, 640, 256, 1e4, 1e-6, True, tied_embeddings="tied" in on)
         rows, notes = RandomRows(4096, 256, 80), list[str]()
-        batches = [micro_batches(rows.batch(position, 1024), 4, True)[0] for position in range(6)]
-        choices = Choices(precision, kernel if kernel in KERNELS else "default", "compile" in on, "checkpointing" in on)
+        kernel = kernel if kernel in (*KERNELS, VARLEN) else DEFAULT
+        with attention_by(kernel, torch.device(job.device)):
+            batches = [micro_batches(rows.batch(position, 1024), 4, True)[0] for position in range(6)]
+        choices = Choices(precision, kernel, "compile" in on, "checkpointing" in on)
 
         def step(net: Transformer, batch: Targets = batches[0], precision: str = precision) -> Results:
             # Weights whose names stay, whatever is fused.
@@ -217,6 +232,8 @@ def model(job: Any) -> Facts:
             with torch.profiler.profile() as profiler:
                 for batch in batches[1:] if "ok" in row else ():
                     step(net, batch)
-        names = {each.key[:60] for each in profiler.key_averages() if re.search("attention|flash|fmha|cudnn", each.key, re.I)}
+        names = {
+            each.key[:60] for each in profiler.key_averages() if re.search("attention|flash|fmha|cudnn", each.key, re.I)
+        }
         row |= {"graphs": before, "new_graphs": graphs() - before, "kernels": sorted(names)[:8], "notes": notes}
         yield {f"{words} {precision}": row}

@@ -44,7 +44,7 @@ choice               25   120  gpu_speed:choice
 eager                25    60  gpu_speed:speed     {}
 compiled             30    90  gpu_speed:speed     {"compile": true}
 compiled-32          25    75  gpu_speed:speed     {"compile": true, "rows": 32}
-compiled-efficient   25    75  gpu_speed:speed     {"compile": true, "attention": "efficient"}
+compiled-varlen      25    75  gpu_speed:speed     {"compile": true, "attention": "varlen"}
 hour-eager           12    45  gpu_speed:speed     {"preset": "one-gpu-hour"}
 hour-compiled        20    60  gpu_speed:speed     {"preset": "one-gpu-hour", "compile": true}
 nanochat             40   100  gpu_speed:nanochat
