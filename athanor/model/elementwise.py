@@ -80,8 +80,8 @@ def in_torch() -> Iterator[None]:
 
 
 def _compiled(name: str, by: Numerics, *arguments: int | float | Tensor | None) -> bool:
-    """Run a function of elementwise.c; False where there is none, or an accelerator multiplies."""
-    if _in_torch or not isinstance(by, Numerics) or (functions := compiled_functions()) is None:
+    """Run a function of elementwise.c; False where there is none."""
+    if _in_torch or (functions := compiled_functions()) is None:
         return False
     suffix = "fp32" if not by.rounds else "bf16" if fast_bf16() else "rounded"
     values: list[ctypes.c_int64 | ctypes.c_float | ctypes.c_void_p] = []
