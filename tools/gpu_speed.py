@@ -24,8 +24,8 @@ from athanor.model.config import ModelConfig
 from athanor.model.flops import allowed_pairs, run_flops, training_flops
 from athanor.model.precision import AUTOCAST
 from athanor.model.transformer import Transformer
-from athanor.runtime import presets
 from athanor.runtime import machine as machine_file
+from athanor.runtime import presets
 from athanor.training.cpu_replicas import CpuReplicas
 from athanor.training.loop import Hooks
 from athanor.training.memory import training_bytes

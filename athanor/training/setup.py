@@ -15,7 +15,7 @@ from athanor.model.config import ModelConfig
 from athanor.model.device import micro_batch, prepare
 from athanor.model.transformer import Transformer
 from athanor.training.attention import DEFAULT, attention
-from athanor.training.compiling import Shapes, checkpoint_blocks, compile_blocks, untune
+from athanor.training.compiling import Shapes, checkpoint_blocks, compile_blocks, untune, use_cache
 from athanor.training.cpu_replicas import replica_count
 from athanor.training.heap import keep_heap
 from athanor.training.loop import Hooks
@@ -148,6 +148,8 @@ def tuned(
     device = model.head_weight.device
     if device.type == "cpu":
         keep_heap(training_bytes(model.config, footprint, device))
+    else:
+        use_cache(cache)  # of the loss, which is compiled in any case
     try:
         with attention(choices.attention, device):
             if choices.compile:
