@@ -56,26 +56,6 @@ class Half(NamedTuple):
 
     def add_mm(self, total: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """Add a product to a total in fp32, where possible before it is rounded."""
-<<<<<<< HEAD
-        if _adds_in_fp32(total.device, self.dtype):
-            return torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
-        return total.add_(torch.mm(a, b))
-
-
-@functools.cache
-def _adds_in_fp32(device: torch.device, dtype: torch.dtype) -> bool:
-    """Tried, because torch has it since 2.8 and for some devices only."""
-    x = torch.zeros(16, 16, dtype=dtype, device=device)
-    with contextlib.suppress(RuntimeError, TypeError):
-        torch.addmm(x.float(), x, x, out_dtype=torch.float32, out=x.float())
-        return True
-    return False
-
-
-CHUNK_ROWS = 512
-# Of an accelerator: 256 MiB in 16 bits. At V = 48,000 and D = 1,280 that is 2,752 rows, whose logits take 12 bytes each,
-# products included: 1.6 GB. The output layer's gradient in fp32 is read and written once for each chunk: 0.5 GB.
-=======
         with contextlib.suppress(RuntimeError, TypeError):  # torch has it since 2.8, for some devices
             return torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
         return total.add_(torch.mm(a, b))
@@ -84,7 +64,6 @@ CHUNK_ROWS = 512
 CHUNK_ROWS = 512
 # Of an accelerator: 256 MiB in 16 bits. At V = 48,000 and D = 1,280 that is 2,752 rows, whose logits move 1.6 GB, 12 bytes
 # each with the products; the output layer's gradient in fp32, read and written once for a chunk, 0.5 GB.
->>>>>>> h-loss
 CHUNK_LOGITS = 1 << 27
 # Rows are filled up to a multiple of this: oneDNN compiles and keeps a kernel for each number of rows, and the number
 # of targets is another one in every batch (260 MB more in 200 steps of fine-tuning, without).
@@ -168,11 +147,7 @@ def _on_accelerator(logits_NV: Tensor, next_N: Tensor, z_loss: float) -> tuple[T
 def _softmax(logits_NV: Tensor, z_loss: float) -> Tensor:
     """Log-sum-exp, fp32 [N, 1]. The logits become their gradient, but for those of targets: inductor would copy all.
 
-<<<<<<< HEAD
-    Compiled for a GPU it is one kernel that moves 6 bytes a logit in 16 bits, two reads and a write; as it stands 36.
-=======
     Compiled for a GPU it is one kernel that moves 6 bytes a logit in 16 bits, two reads and a write; as it stands, 36.
->>>>>>> h-loss
     """
     x_NV = logits_NV.float()
     top = x_NV.amax(1, keepdim=True)
