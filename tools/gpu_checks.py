@@ -35,7 +35,9 @@ Results = Sequence[Tensor]
 _known: dict[str, np.ndarray] = {}  # of the reference
 
 
-def compared(job: Any, key: str, precision: str, call: Callable[[], Results], plain: Callable[[], Results]) -> dict[str, Any]:
+def compared(
+    job: Any, key: str, precision: str, call: Callable[[], Results], plain: Callable[[], Results]
+) -> dict[str, Any]:
     """Largest difference from the reference of `key`, which `plain` computes where no file has it, by the largest value."""
     if job.reference and not _known:
         _known.update(np.load(job.reference))
@@ -91,8 +93,14 @@ def _varlen(q: Tensor, document_BT: Tensor | None) -> Callable[..., Tensor]:
     starts_N = F.pad(starts_BT.flatten().nonzero()[:, 0], (0, 1), value=B * T).int()
     older = "is_causal" in inspect.signature(varlen_attn).parameters  # torch 2.10
     more: Any = {"is_causal": True} if older else {"window_size": (-1, 0)}
-    more |= dict.fromkeys(("cu_seq_q", "cu_seq_k"), starts_N) | dict.fromkeys(("max_q", "max_k"), int(starts_N.diff().max()))
-    return lambda *qkv: varlen_attn(*(x.transpose(1, 2).flatten(0, 1) for x in qkv), **more).view(B, T, *qkv[0].shape[1::2]).transpose(1, 2)
+    more |= dict.fromkeys(("cu_seq_q", "cu_seq_k"), starts_N) | dict.fromkeys(
+        ("max_q", "max_k"), int(starts_N.diff().max())
+    )
+    return lambda *qkv: (
+        varlen_attn(*(x.transpose(1, 2).flatten(0, 1) for x in qkv), **more)
+        .view(B, T, *qkv[0].shape[1::2])
+        .transpose(1, 2)
+    )
 
 
 def _flex(q: Tensor, document_BT: Tensor | None) -> Callable[..., Tensor]:
@@ -100,7 +108,9 @@ def _flex(q: Tensor, document_BT: Tensor | None) -> Callable[..., Tensor]:
 
     B, _, T, _ = q.shape
     number_BT = torch.zeros(B, T, device=q.device) if document_BT is None else document_BT
-    mask = create_block_mask(lambda b, h, i, j: (i >= j) & (number_BT[b, i] == number_BT[b, j]), B, None, T, T, q.device)
+    mask = create_block_mask(
+        lambda b, h, i, j: (i >= j) & (number_BT[b, i] == number_BT[b, j]), B, None, T, T, q.device
+    )
     return functools.partial(torch.compile(flex_attention, dynamic=False), block_mask=mask)
 
 
@@ -128,7 +138,9 @@ def attention(job: Any) -> Facts:
         if not cuda and name not in ("flash", "math"):
             yield {name: "not on cpu"}
             continue
-        for several, precision in [(several, name) for name in dict.fromkeys(("fp32", half(job.device))) for several in (False, True)]:
+        for several, precision in [
+            (several, name) for name in dict.fromkeys(("fp32", half(job.device))) for several in (False, True)
+        ]:
             arguments = (several, job.device, precision)
             row = compared(
                 job, f"attention {several}", precision, lambda: run(make, *arguments, 2, 3, 512, 64)(),
@@ -201,7 +213,7 @@ def model(job: Any) -> Facts:
     if cuda:  # on a CPU each compilation takes half a minute
         more = ("tied compile", "tied compile checkpointing", "tied compile efficient")
         variants += [(best, words) for words in more]
-    params = dataclasses.replace(shape(job, job.preset)[1], batch_tokens=1024, document_mask=True)
+    params = dataclasses.replace(shape(job, job.preset)[1], batch_tokens=1024, document_mask=True, seed=1)
     for precision, words in variants:
         on, kernel = words.split(), words.split()[-1]
         config = ModelConfig(4096, 2, 256, 4, 2, 64, 640, 256, 1e4, 1e-6, True, tied_embeddings="tied" in on)
@@ -221,6 +233,8 @@ def model(job: Any) -> Facts:
             with torch.profiler.profile() as profiler:
                 for batch in batches[1:] if "ok" in row else ():
                     step(net, batch)
-        names = {each.key[:60] for each in profiler.key_averages() if re.search("attention|flash|fmha|cudnn", each.key, re.I)}
+        names = {
+            each.key[:60] for each in profiler.key_averages() if re.search("attention|flash|fmha|cudnn", each.key, re.I)
+        }
         row |= {"graphs": before, "new_graphs": graphs() - before, "kernels": sorted(names)[:8], "notes": notes}
         yield {f"{words} {precision}": row}

@@ -126,7 +126,7 @@ def main() -> int:
     parser.add_argument("--preset", default="plasma-1.1", help="the model of most parts")
     parser.add_argument("--parts", default=",".join(table), help="a name, or module:function of your own")
     parser.add_argument("--seconds", type=float, default=540.0, help="in all")
-    parser.add_argument("--limit", type=float, help="seconds of each part, in place of its own")
+    parser.add_argument("--limit", type=float, help="seconds of a part of your own", default=60.0)
     parser.add_argument("--reference", type=Path, help="made by --make-reference; else this CPU computes it")
     parser.add_argument("--nanochat", type=Path, metavar="DIR")
     parser.add_argument("--make-reference", type=Path, metavar="FILE", help="do nothing else")
@@ -149,11 +149,11 @@ def main() -> int:
             gpu_checks.make_reference(job)
             return 0
         for part in job.parts.split(","):
-            _, usual, limit, function, options = [*table.get(part, ["", 0, 9, part]), "{}"][:5]
+            _, usual, limit, function, options = [*table.get(part, ["", 0, 0, part]), "{}"][:5]
             left = deadline - time.monotonic()
-            row = {"skipped": f"{left:.0f} s are left"}
+            row = {"skipped": f"{max(left, 0.0):.0f} s are left"}
             if left > (float(usual) if job.device == "cuda" else 0.0):
-                most = job.limit or float(limit) * (1 if job.device == "cuda" else CPU_FACTOR)
+                most = float(limit) * (1 if job.device == "cuda" else CPU_FACTOR) or job.limit
                 module = function if function == part else f"tools.{function}"
                 row = run(module, json.loads(options), job, min(most, left))
             with open(job.out / "report.jsonl", "a") as file, open(job.out / "stderr.txt", "a") as errors:

@@ -24,8 +24,8 @@ from athanor.model.config import ModelConfig
 from athanor.model.flops import allowed_pairs, run_flops, training_flops
 from athanor.model.precision import AUTOCAST
 from athanor.model.transformer import Transformer
-from athanor.runtime import presets
 from athanor.runtime import machine as machine_file
+from athanor.runtime import presets
 from athanor.training.cpu_replicas import CpuReplicas
 from athanor.training.loop import Hooks
 from athanor.training.memory import training_bytes
@@ -86,7 +86,13 @@ def graphs() -> int:
 
 @contextlib.contextmanager
 def tuned_model(
-    job: Any, config: ModelConfig, params: PretrainParams, choices: Choices, notes: list[str], steps: int = 9, **local: Any
+    job: Any,
+    config: ModelConfig,
+    params: PretrainParams,
+    choices: Choices,
+    notes: list[str],
+    steps: int = 9,
+    **local: Any,
 ) -> Iterator[tuple[ExecutionPlan, Transformer]]:
     """A fresh model on the device that runs as chosen, and the plan that says how."""
     settings = dataclasses.replace(machine_file.machine(), **local)
@@ -118,7 +124,9 @@ def memory(job: Any) -> dict[str, float]:
     if job.device != "cuda":
         return {}
     values = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), *torch.cuda.mem_get_info()
-    return dict(zip(("peak_gb", "peak_reserved_gb", "free_gb", "total_gb"), (value / 1e9 for value in values), strict=True))
+    return dict(
+        zip(("peak_gb", "peak_reserved_gb", "free_gb", "total_gb"), (value / 1e9 for value in values), strict=True)
+    )
 
 
 def machine(job: Any) -> Facts:
@@ -142,8 +150,12 @@ def machine(job: Any) -> Facts:
     pairs = {"copy": (torch.empty_like(source), source), "to_device": (source[: len(host)], host)}
     pairs["from_device"] = pairs["to_device"][::-1]
     if cuda:
-        pairs |= {f"{name}_pinned": tuple(x if x.is_cuda else x.pin_memory() for x in pairs[name]) for name in list(pairs)[1:]}
-    yield {f"{name}_gb_per_s": len(b) / fastest(lambda: a.copy_(b), device, 0.3) / 1e9 for name, (a, b) in pairs.items()}
+        pairs |= {
+            f"{name}_pinned": tuple(x if x.is_cuda else x.pin_memory() for x in pairs[name]) for name in list(pairs)[1:]
+        }
+    yield {
+        f"{name}_gb_per_s": len(b) / fastest(lambda: a.copy_(b), device, 0.3) / 1e9 for name, (a, b) in pairs.items()
+    }
     yield kernels.products(shape(job, job.preset)[0], 16384, device, 4.0, tuple(formats))
 
 
@@ -205,8 +217,13 @@ def profiled(call: Callable[[], Any], seconds: float, cuda: bool) -> dict[str, A
     with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as profiler:
         call()
     key = "self_device_time_total" if cuda else "self_cpu_time_total"
-    rows = [(getattr(each, key) / PROFILED / 1e3, each.count // PROFILED, each.key[:90]) for each in profiler.key_averages()]
-    return {"busy": sum(row[0] for row in rows) / seconds / 1e3, "kernels": sorted(rows, reverse=True)[: 16 if cuda else 3]}
+    rows = [
+        (getattr(each, key) / PROFILED / 1e3, each.count // PROFILED, each.key[:90]) for each in profiler.key_averages()
+    ]
+    return {
+        "busy": sum(row[0] for row in rows) / seconds / 1e3,
+        "kernels": sorted(rows, reverse=True)[: 16 if cuda else 3],
+    }
 
 
 def nanochat(job: Any) -> Facts:
@@ -230,7 +247,10 @@ def nanochat(job: Any) -> Facts:
     model.to_empty(device=device).init_weights()
     optimizer, own = model.setup_optimizer(), model.estimate_flops()
     full = 12 * dim * depth * T  # of attention; ours counts the causal half, as model/flops.py does
-    run, batch = torch.compile(model, dynamic=False) if cuda else model, torch.randint(ids, (rows, T + 1), device=device)
+    run, batch = (
+        torch.compile(model, dynamic=False) if cuda else model,
+        torch.randint(ids, (rows, T + 1), device=device),
+    )
     seconds = []
     for _ in range(12 if cuda else 3):
         synchronise(device)

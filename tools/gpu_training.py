@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,9 @@ from tools.scratch import Scratch
 NEEDED = ("google.protobuf", "gguf", "psutil", "pyarrow", "sentencepiece", "sklearn", "transformers")
 
 
-def _trained(job: Any, folder: Path, attention: str, killed: bool = False) -> tuple[list[dict[str, float]], dict[str, Any]]:
+def _trained(
+    job: Any, folder: Path, attention: str, killed: bool = False
+) -> tuple[list[dict[str, float]], dict[str, Any]]:
     """One training by the loop itself, perhaps killed half way, soon after a checkpoint: its steps and weights."""
     steps, rows = 40 if job.device == "cuda" else 8, list[dict[str, float]]()
     (config, params), asked = shape(job, "one-gpu-hour"), iter(range(1, steps + 1))
@@ -129,7 +130,10 @@ def pipeline(job: Any) -> Facts:
     scratch, seconds = Scratch(ROOT, job.work / "pipeline"), dict[str, float]()
     preset = "micro" if job.preset == "micro" else "default"
     folder = scratch.folder(scratch.base / "run", presets.values(ROOT / "presets" / f"{preset}.yaml"))
-    environment = os.environ | {"DVC_ROOT": str(folder), "PYTHONPATH": os.environ["PYTHONPATH"].partition(os.pathsep)[2]}
+    environment = os.environ | {
+        "DVC_ROOT": str(folder),
+        "PYTHONPATH": os.environ["PYTHONPATH"].partition(os.pathsep)[2],
+    }
     for stage in read_yaml(ROOT / "dvc.yaml")["stages"]:
         started = time.perf_counter()
         subprocess.run(scratch.command(stage), cwd=folder, env=environment, check=True)
