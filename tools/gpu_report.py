@@ -36,24 +36,24 @@ CPU_FACTOR = 5  # of the limits: a rehearsal may share its cores
 # What is cheap and tells most comes first. `usual`: seconds on an H100; with fewer left the part is not begun.
 # part            usual limit  function            options
 PARTS = """
-machine              12    40  gpu_speed:machine
-attention            20    60  gpu_checks:attention
-pieces                5    40  gpu_checks:pieces
-model                25   100  gpu_checks:model
-choice               25   120  gpu_speed:choice
+machine              12    45  gpu_speed:machine
+attention            25    70  gpu_checks:attention
+pieces               10    60  gpu_checks:pieces
+model                50   120  gpu_checks:model
+choice               30   120  gpu_speed:choice
 eager                25    60  gpu_speed:speed     {}
-compiled             30    90  gpu_speed:speed     {"compile": true}
+compiled             35    90  gpu_speed:speed     {"compile": true}
 compiled-32          25    75  gpu_speed:speed     {"compile": true, "rows": 32}
 compiled-varlen      25    75  gpu_speed:speed     {"compile": true, "attention": "varlen"}
 hour-eager           12    45  gpu_speed:speed     {"preset": "one-gpu-hour"}
 hour-compiled        20    60  gpu_speed:speed     {"preset": "one-gpu-hour", "compile": true}
-nanochat             40   100  gpu_speed:nanochat
+nanochat             60   130  gpu_speed:nanochat
 d12                  30    75  gpu_speed:speed     {"preset": "d12", "compile": true}
-resume               20    60  gpu_training:resume {"attention": "default"}
-resume-efficient     20    60  gpu_training:resume {"attention": "efficient"}
+resume               20    75  gpu_training:resume {"attention": "default"}
+resume-efficient     20    75  gpu_training:resume {"attention": "efficient"}
 score                15    45  gpu_training:score
 save                 15    60  gpu_training:save
-pipeline             60   140  gpu_training:pipeline
+pipeline             60   150  gpu_training:pipeline
 """
 
 
@@ -66,25 +66,32 @@ def run(function: str, options: dict[str, Any], job: argparse.Namespace, limit: 
     started, child = time.monotonic(), os.fork()
     if not child:
         _measure(function, options, job, facts, log)
-    ended, status = 0, 0
-    while not ended and time.monotonic() < started + limit:
-        time.sleep(0.02)
-        ended, status = os.waitpid(child, os.WNOHANG)
+    status = _status(child, limit)
     with contextlib.suppress(OSError):
         os.killpg(child, signal.SIGKILL)  # with compilers and stages that it leaves behind
     row: dict[str, Any] = {}
     for line in facts.read_text().splitlines():
         with contextlib.suppress(ValueError):  # killed while it wrote
             row |= json.loads(line)
-    if not ended or status:
+    if status != 0:
         tail = log.read_text(errors="replace").strip().splitlines()[-6:] or [""]
-        if not ended:
-            os.waitpid(child, 0)
+        if status is None:
+            _status(child, RESERVE / 2)  # not for ever: a driver may hold it
             why = f"no end within {limit:.0f} s"
         else:
             why = tail[-1] if os.WIFEXITED(status) else f"killed by signal {os.WTERMSIG(status)}"
         row |= {"error": re.sub(r".*ModuleNotFoundError.*'([\w.]+)'.*", r"needs \1", why)[:400], "stderr": tail}
     return row | {"seconds": round(time.monotonic() - started, 1)}
+
+
+def _status(child: int, limit: float) -> int | None:
+    """How a child ended; None if it has not after `limit` seconds."""
+    deadline = time.monotonic() + limit
+    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(0.02)
+    return ended[1]
 
 
 def _measure(function: str, options: dict[str, Any], job: argparse.Namespace, facts: Path, log: Path) -> None:
@@ -119,7 +126,7 @@ def main() -> int:
     parser.add_argument("--preset", default="plasma-1.1", help="the model of most parts")
     parser.add_argument("--parts", default=",".join(table), help="a name, or module:function of your own")
     parser.add_argument("--seconds", type=float, default=540.0, help="in all")
-    parser.add_argument("--limit", type=float, help="seconds of each part, in place of its own")
+    parser.add_argument("--limit", type=float, help="seconds of a part of your own", default=60.0)
     parser.add_argument("--reference", type=Path, help="made by --make-reference; else this CPU computes it")
     parser.add_argument("--nanochat", type=Path, metavar="DIR")
     parser.add_argument("--make-reference", type=Path, metavar="FILE", help="do nothing else")
@@ -127,9 +134,12 @@ def main() -> int:
     deadline = time.monotonic() + job.seconds - RESERVE
     for name in ("out", "reference", "nanochat", "make_reference"):
         setattr(job, name, getattr(job, name) and getattr(job, name).resolve())
+    if job.make_reference:
+        job.device, job.reference = "cpu", None
     job.out.mkdir(parents=True, exist_ok=True)
     sys.path[0] = str(ROOT)
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    inherited = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *inherited])
     with tempfile.TemporaryDirectory(prefix="gpu-report-", ignore_cleanup_errors=True) as work:
         job.work = Path(work)
         os.environ |= {"DVC_ROOT": work, "ATHANOR_DEVICE": job.device, "ATHANOR_TRACKING": "off"}
@@ -139,11 +149,11 @@ def main() -> int:
             gpu_checks.make_reference(job)
             return 0
         for part in job.parts.split(","):
-            _, usual, limit, function, options = [*table.get(part, ["", 0, 9, part]), "{}"][:5]
+            _, usual, limit, function, options = [*table.get(part, ["", 0, 0, part]), "{}"][:5]
             left = deadline - time.monotonic()
-            row = {"skipped": f"{left:.0f} s are left"}
+            row = {"skipped": f"{max(left, 0.0):.0f} s are left"}
             if left > (float(usual) if job.device == "cuda" else 0.0):
-                most = job.limit or float(limit) * (1 if job.device == "cuda" else CPU_FACTOR)
+                most = float(limit) * (1 if job.device == "cuda" else CPU_FACTOR) or job.limit
                 module = function if function == part else f"tools.{function}"
                 row = run(module, json.loads(options), job, min(most, left))
             with open(job.out / "report.jsonl", "a") as file, open(job.out / "stderr.txt", "a") as errors:

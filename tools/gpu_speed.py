@@ -146,7 +146,7 @@ def machine(job: Any) -> Facts:
         seconds = fastest(lambda a=a: a @ a.t(), device, 0.5)
         yield {f"product_{size}_{name}": mfu(job, name, **{"": 2 * size**3 / seconds})}
     source = torch.empty(1 << (30 if cuda else 24), dtype=torch.uint8, device=device)
-    host = torch.empty(1 << 24, dtype=torch.uint8)
+    host = torch.empty(1 << (28 if cuda else 24), dtype=torch.uint8)
     pairs = {"copy": (torch.empty_like(source), source), "to_device": (source[: len(host)], host)}
     pairs["from_device"] = pairs["to_device"][::-1]
     if cuda:
@@ -234,6 +234,7 @@ def nanochat(job: Any) -> Facts:
     cuda, device = job.device == "cuda", torch.device(job.device)
     if not cuda:
         os.environ["TORCHDYNAMO_DISABLE"] = "1"  # its optimizer would compile for a minute
+    torch.set_float32_matmul_precision("high")  # as its compute_init does
     sys.path.insert(0, str(job.nanochat))
     from nanochat.flash_attention import USE_FA3  # type: ignore[import-not-found]
     from nanochat.gpt import GPT, GPTConfig  # type: ignore[import-not-found]
