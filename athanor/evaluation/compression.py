@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from athanor.base.errors import GateError, InputError
+from athanor.model.precision import scoring_precision
 from athanor.model.transformer import Transformer
 from athanor.model.validation import BitsPerByte, bits_per_byte, pooled, ratio_and_error
 from athanor.text.documents import Document
@@ -151,7 +152,8 @@ def model_rates(
 ) -> dict[str, BitsPerByte]:
     """Rates of one model by source and for "all"; `documents` as made by `encode`."""
     context, sizes = model.config.context_tokens, tokenizer.token_bytes
-    rates = {name: bits_per_byte(model, rows, sizes, context, threads=threads) for name, rows in documents.items()}
+    options: dict[str, Any] = {"precision": scoring_precision(model.head_weight.device), "threads": threads}
+    rates = {name: bits_per_byte(model, rows, sizes, context, **options) for name, rows in documents.items()}
     return {**rates, ALL: pooled(rates)}
 
 

@@ -105,6 +105,14 @@ def identify(device: torch.device) -> Architecture:
     return cpu(host.cpuinfo("flags", "Features").split())  # x86, ARM
 
 
+def product_dtype(device: torch.device) -> torch.dtype:
+    """The format for products that need few digits: bf16 where the chip has units for it, else fp16, else fp32."""
+    native = ("bf16",) if device.type == "cpu" else identify(device).native  # a CPU rounds to it without units, too
+    if "bf16" in native:
+        return torch.bfloat16
+    return torch.float16 if "fp16" in native else torch.float32
+
+
 def name(device: torch.device) -> str:
     """The device's model, as its maker calls it."""
     if device.type == "cuda":

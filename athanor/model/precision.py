@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from athanor.base.errors import ParamsError
+from athanor.model.gpu_family import product_dtype
 from athanor.model.rounded import Numerics, fast_bf16, forget_weights
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -66,6 +67,11 @@ def products(precision: str, device: torch.device) -> Iterator[None]:
 def numerics() -> Numerics:
     """How the kernels by hand multiply here and now: rounded inside `products` of a format that rounds, in any thread."""
     return Numerics(_inside > 0)
+
+
+def scoring_precision(device: torch.device) -> str:
+    """Format in which held-out text is scored: bf16 on an accelerator with units for it, else fp32."""
+    return "bf16" if device.type != "cpu" and product_dtype(device) == torch.bfloat16 else "fp32"
 
 
 def without_effect(precision: str, device: torch.device) -> bool:

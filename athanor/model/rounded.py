@@ -42,15 +42,15 @@ def forced(fast: bool) -> Iterator[None]:
         _forced = before
 
 
-def factor(x: Tensor) -> Tensor:
-    """`x` rounded to bf16, in the dtype that products on its device are made in."""
-    narrow = x.bfloat16()
-    return narrow if x.device.type != "cpu" or fast_bf16() else narrow.float()
+def factor(x: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """`x` rounded to `dtype`, in the dtype that products on its device are made in."""
+    narrow = x.to(dtype)
+    return narrow if dtype != torch.bfloat16 or x.device.type != "cpu" or fast_bf16() else narrow.float()
 
 
-def rounded(product: Tensor) -> Tensor:
-    """The product of two factors, rounded to bf16 once."""
-    return product if product.dtype == torch.bfloat16 else product.bfloat16().float()
+def rounded(product: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """The product of two factors, rounded to `dtype` once."""
+    return product if product.dtype == dtype else product.to(dtype).float()
 
 
 # By memory and version of the weights, which are kept, so that no other tensor gets their memory.

@@ -23,6 +23,9 @@ from athanor.model.precision import autocast
 from athanor.model.transformer import Transformer
 
 BATCH_TOKENS = 4096  # fixed, because the grouping of rows decides the last bits of a sum
+# Widths of batches on an accelerator are multiples of this: cuDNN plans attention anew for each shape, half a second each.
+WIDTH_STEP = 128
+Window = tuple[int, int, int, int]  # number of the sequence, start, end, first target
 
 
 class Processes(Protocol):
@@ -179,22 +182,13 @@ def sequence_sums(
     device = model.head_weight.device
     sums_DC = np.zeros((len(sequences), columns))
     counts_D = np.zeros(len(sequences), dtype=np.int64)
-    windows = [
-        (number, start, end, first)
-        for number, ids in enumerate(sequences)
-        for start, end, first in spans(len(ids) - 1, context_tokens)
-    ]
-    windows.sort(key=lambda window: window[1] - window[2])
-    groups, index = [], 0
-    while index < len(windows):
-        width = windows[index][2] - windows[index][1]
-        groups.append(windows[index : index + max(1, batch_tokens // width)])
-        index += len(groups[-1])
+    width_step = 1 if device.type == "cpu" else WIDTH_STEP
+    groups = grouped([len(ids) for ids in sequences], context_tokens, batch_tokens, width_step)
     if world is not None:
         groups = groups[world.rank :: world.size]
 
-    def score(group: list[tuple[int, int, int, int]]) -> tuple[np.ndarray, np.ndarray]:
-        owner_N, batch = _padded(group, sequences, masks)
+    def score(group: tuple[int, list[Window]]) -> tuple[np.ndarray, np.ndarray]:
+        owner_N, batch = _padded(*group, sequences, masks)
         if not len(owner_N):
             return owner_N, np.zeros((0, columns))
         with torch.no_grad(), autocast(precision, device):
@@ -212,11 +206,30 @@ def sequence_sums(
     return sums_DC, counts_D
 
 
+def grouped(
+    lengths: Sequence[int], context_tokens: int, batch_tokens: int, width_step: int
+) -> list[tuple[int, list[Window]]]:
+    """Batches of windows over sequences of these lengths, each with its width: a multiple of `width_step`, or the context."""
+    windows = [
+        (number, start, end, first)
+        for number, length in enumerate(lengths)
+        for start, end, first in spans(length - 1, context_tokens)
+    ]
+    windows.sort(key=lambda window: window[1] - window[2])
+    groups: list[tuple[int, list[Window]]] = []
+    index = 0
+    while index < len(windows):
+        longest = windows[index][2] - windows[index][1]
+        width = min(-(-longest // width_step) * width_step, context_tokens)
+        groups.append((width, windows[index : index + max(1, batch_tokens // width)]))
+        index += len(groups[-1][1])
+    return groups
+
+
 def _padded(
-    group: list[tuple[int, int, int, int]], sequences: Sequence[np.ndarray], masks: Sequence[np.ndarray] | None
+    width: int, group: list[Window], sequences: Sequence[np.ndarray], masks: Sequence[np.ndarray] | None
 ) -> tuple[np.ndarray, Targets]:
-    """A batch of windows padded on the right, and the sequence number of each of its targets."""
-    width = group[0][2] - group[0][1]
+    """A batch of windows padded on the right to `width`, and the sequence number of each of its targets."""
     ids_BT = np.zeros((len(group), width), dtype=np.int64)
     flat_positions, following, owner = [], [], []
     for row, (number, start, end, first) in enumerate(group):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
+import re
 import subprocess
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,17 @@ from athanor.base.strict import read_yaml
 from athanor.runtime import dvc_lock
 from athanor.runtime.closure import entries, graphs
 from athanor.runtime.machine import cores
+from athanor.runtime.redact import redact
 
+# Names of variables begin so.
+VARIABLES = re.compile("AMD|ATHANOR|CU[BD]|DVC|GPU|HIP|HSA|KMP|LD_|MIO|MKL|MPI|NCCL|NV|OMP|PYT|RCCL|ROC|TORCH|TRITON")
+# Versions of drivers, names of cards.
+DRIVERS = (
+    "proc/driver/nvidia/version",
+    "proc/driver/nvidia/gpus/*/information",
+    "sys/module/amdgpu/version",
+    "sys/class/kfd/kfd/topology/nodes/*/name",
+)
 PACKAGES = ("torch", "numpy", "dvc", "mlflow", "sentencepiece", "pyarrow", "datasets", "transformers", "peft")
 
 
@@ -48,17 +59,35 @@ def provenance(root: Path, params: Mapping[str, Any]) -> dict[str, Any]:
         "dirty": bool(dirty),
         "key": f"{experiment or branch}@{baseline[:7]}/{params_digest(params)[:8]}",
         "hardware": hardware(),
+        "snapshot": snapshot(),
+    }
+
+
+def packages() -> dict[str, str]:
+    """Versions of all installed packages, by the names of their folders: reading their metadata takes 80 ms."""
+    folders = (folder for path in reversed(sys.path) for folder in Path(path).glob("*.dist-info"))
+    return dict(sorted(dict(folder.stem.rsplit("-", 1) for folder in folders).items()))
+
+
+def snapshot() -> dict[str, Any]:
+    """Every installed package, drivers, runtimes and environment variables, to find what differs from an earlier run.
+
+    CUDA is left alone, because it reads the environment when it starts.
+    """
+    torch = sys.modules.get("torch")
+    files = (file for pattern in DRIVERS for file in Path("/").glob(pattern) if os.access(file, os.R_OK))
+    return {
+        "packages": packages(),
+        "drivers": {str(file): file.read_text(errors="replace").strip() for file in files},
+        "runtimes": [torch.version.cuda, torch.version.hip, torch.backends.cudnn.version()] if torch else [],
+        "kernel": platform.release(),
+        "environment": redact({name: os.environ[name] for name in sorted(os.environ) if VARIABLES.match(name)}),
     }
 
 
 def hardware() -> dict[str, Any]:
     """Host, CPU, memory, and versions of the packages that decide results, without importing them."""
-    versions = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    installed = packages()
     return {
         "host": platform.node(),
         "cpu": processor(),
@@ -66,7 +95,7 @@ def hardware() -> dict[str, Any]:
         "memory_gib": round(memory_bytes() / 2**30, 1),
         "system": platform.platform(),
         "python": platform.python_version(),
-        "versions": versions,
+        "versions": {name: installed[name] for name in PACKAGES if name in installed},
     }
 
 

@@ -31,7 +31,7 @@ class Best:
             return
         self.step, self.key = step, list(key)
         if keep:
-            self.weights = {name: weight.detach().cpu().clone() for name, weight in model.named_parameters()}
+            self.weights = {name: weight.detach().to("cpu", copy=True) for name, weight in model.named_parameters()}
 
     @torch.no_grad()
     def restore_into(self, model: Transformer) -> None:

@@ -39,7 +39,7 @@ class Rules:
     blocks: int = 8
     refused: int = 24  # skipped steps in a row
     margin: int = 16  # steps before a spike that are skipped too: its cause often lies before it
-    anchor_every: int = 256  # steps between two anchors; two are kept, so that the way back is never further
+    anchor_every: int = 256  # steps from an anchor to the next, or more (Overlap.anchor_due); two are kept
 
     @property
     def reach(self) -> int:

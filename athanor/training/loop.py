@@ -225,7 +225,7 @@ class _Training:
             pinned = progress.step == self.pin_step
             must_save = progress.step == until_step or stop or pinned or save_requested
             # An anchor is as good as a checkpoint to resume from.
-            save_anchor = progress.step % settings.rules.anchor_every == 0 and not must_save
+            save_anchor = not must_save and self.overlap.anchor_due(self.stepper, progress.step)
             save_now = must_save or (not save_anchor and save_due)
             read_vitals = self.vitals.due(progress.step)
             fetch = validate or save_now or save_anchor or read_vitals or len(pending) >= settings.log_every_steps

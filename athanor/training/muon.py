@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from athanor.model.gpu_family import product_dtype
 from athanor.model.rounded import factor, rounded
 
 # Polar Express (Amsel et al. 2025, arXiv:2505.16932): odd quintics of which each is the best after those before it,
@@ -29,16 +30,20 @@ _RMS = 0.2  # of an update's elements, as large as AdamW's usually are (Liu et a
 PIECE_ELEMENTS = 1 << 19  # of matrices that one core updates together: about what its cache holds
 
 
-def orthogonal(x_BMN: Tensor) -> Tensor:
-    """The nearest matrices with singular values of about one, [B, M, N], by Newton-Schulz iterations in bf16."""
+def orthogonal(x_BMN: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """The nearest matrices with singular values of about one, [B, M, N], by Newton-Schulz iterations.
+
+    In bf16, or where a chip has no units for it in fp16, whose range suffices: elements of the iterates stay below 8.
+    """
+    dtype = dtype or product_dtype(x_BMN.device)
     norm_B11 = torch.linalg.vector_norm(x_BMN, dim=(1, 2), keepdim=True)
-    x = factor(x_BMN / (norm_B11 * _NORM_MARGIN + 1e-7))
+    x = factor(x_BMN / (norm_B11 * _NORM_MARGIN + 1e-7), dtype)
     tall = x.shape[1] > x.shape[2]
     for a, b, c in _QUINTICS:
-        square = rounded(torch.bmm(x.mT, x) if tall else torch.bmm(x, x.mT))
-        polynomial = rounded(torch.baddbmm(square, square, square, beta=b, alpha=c))
+        square = rounded(torch.bmm(x.mT, x) if tall else torch.bmm(x, x.mT), dtype)
+        polynomial = rounded(torch.baddbmm(square, square, square, beta=b, alpha=c), dtype)
         left, right = (x, polynomial) if tall else (polynomial, x)
-        x = rounded(torch.baddbmm(x, left, right, beta=a))
+        x = rounded(torch.baddbmm(x, left, right, beta=a), dtype)
     return x.to(x_BMN.dtype)
 
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import math
+import time
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
 
 from athanor.training import checkpoint
 from athanor.training.state import RunState, run_tensors
@@ -13,6 +20,21 @@ from athanor.training.step import Rows, Stepper
 
 if TYPE_CHECKING:
     from athanor.training.loop import Sampler
+
+
+def host_copies(tensors: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies on the host, in the memory of those from `before`: pinned for tensors of a GPU, which then copies alone."""
+    copies = {}
+    for name, tensor in tensors.items():
+        buffer = before.get(name)
+        if buffer is None or (buffer.shape, buffer.dtype) != (tensor.shape, tensor.dtype):
+            buffer = torch.empty_like(tensor, device="cpu")
+            with contextlib.suppress(RuntimeError):  # containers and WSL2 limit what may be pinned
+                buffer = torch.empty_like(buffer, pin_memory=tensor.is_cuda)
+        copies[name] = buffer.copy_(tensor.detach(), non_blocking=True)
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()  # once for all of them
+    return copies
 
 
 class Overlap:
@@ -28,6 +50,8 @@ class Overlap:
         self._reader, self._writer = (ThreadPoolExecutor(1) for _ in range(2)) if active else (None, None)
         self._next: tuple[tuple[int, ...], Future[Rows]] | None = None
         self._writing: Future[Path] | None = None
+        self._copies: dict[str, Tensor] = {}
+        self._anchored_at = -math.inf
 
     def __enter__(self) -> Overlap:
         return self
@@ -57,13 +81,30 @@ class Overlap:
         stepper.backend.check_same()
         tensors, state = run_tensors(stepper, progress), progress.state()
         if stepper.world.main:
-            if self._writer is None or wait:
+            if self._writer is None:
                 checkpoint.save(folder, progress.step, tensors, state, pinned=pinned)
             else:
-                tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-                arguments: tuple[Any, ...] = (folder, progress.step, tensors, copy.deepcopy(state))
+                self._copies = host_copies(tensors, self._copies)
+                arguments: tuple[Any, ...] = (folder, progress.step, self._copies, copy.deepcopy(state))
                 self._writing = self._writer.submit(checkpoint.save, *arguments, pinned=pinned)
+                if wait:
+                    self.finish_writing()
+        if folder.name == checkpoint.ANCHORS:
+            self._anchored_at = time.monotonic()
         stepper.world.barrier()
+
+    def anchor_due(self, stepper: Stepper, step: int) -> bool:
+        """Whether to write an anchor after this step; all processes call this.
+
+        On an accelerator 256 steps may take half a minute, and an anchor gigabytes. There it also waits until shortly
+        before a checkpoint is due, whose place it takes. A run that is resumed writes the next one without waiting:
+        so the older of the two that are kept always lies at least `anchor_every` steps back.
+        """
+        settings, accelerated = stepper.settings, stepper.device.type != "cpu"
+        if step % settings.rules.anchor_every:
+            return False
+        due = time.monotonic() - self._anchored_at >= 0.9 * settings.save_every_seconds * accelerated
+        return stepper.world.any(due)[0]
 
     def finish_writing(self) -> None:
         """Wait for the checkpoint under way; raises what went wrong with it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import subprocess
 from pathlib import Path
@@ -83,3 +84,12 @@ def test_what_dvc_writes_for_an_experiment_is_no_dirt(tmp_path, monkeypatch, fil
     subprocess.run(["git", "-C", tmp_path, "add", file], check=True)
     monkeypatch.setenv("DVC_EXP_NAME", experiment)
     assert provenance(tmp_path, {})["dirty"] is dirty
+
+
+def test_a_run_keeps_what_was_installed_and_set_without_secrets(tmp_path, monkeypatch):
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    monkeypatch.setenv("ATHANOR_NOTIFY", "https://me:s3cret-word@example.org")
+    snapshot = provenance(tmp_path, {})["snapshot"]
+    assert snapshot["packages"]["pytest"] == importlib.metadata.version("pytest") and len(snapshot["packages"]) > 50
+    assert snapshot["environment"]["NCCL_DEBUG"] == "INFO" and "HOME" not in snapshot["environment"]
+    assert "s3cret-word" not in json.dumps(snapshot)

@@ -87,6 +87,16 @@ def test_emulated_and_true_bf16_agree_up_to_the_order_of_sums(shape):
     assert float((true == emulated).float().mean()) > 0.5
 
 
+def test_fp16_serves_better_than_bf16(monkeypatch):
+    """For gradients of one size and of sizes far apart; and no number comes near 65504."""
+    x = torch.randn(2, 64, 192, generator=torch.Generator().manual_seed(1))
+    x[1, 0] *= 1e4
+    exact, largest, real = orthogonal(x, torch.float32), [], muon_module.rounded
+    monkeypatch.setattr(muon_module, "rounded", lambda y, dtype: largest.append(y.abs().max()) or real(y, dtype))
+    fp16, bf16 = ((orthogonal(x, dtype) - exact).norm() / exact.norm() for dtype in (torch.float16, torch.bfloat16))
+    assert fp16 < 0.5 * bf16 < 0.01 and max(largest) < 8
+
+
 def test_muon_leaves_matrices_without_a_gradient_alone():
     weights = matrices(micro.make_model())
     lonely = "model.layers.1.mlp.up_proj.weight"

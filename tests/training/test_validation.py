@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from athanor.base.errors import InputError
+from athanor.model import validation
+from athanor.model.kernels import attention_by_torch
 from athanor.model.validation import (
     BitsPerByte,
     bits_per_byte,
@@ -65,6 +67,28 @@ def test_windows_score_every_target_once_with_context(inputs, context):
         assert first == 0 or first - start >= context // 2  # what has been read before the first scored target
         seen += range(first, end)
     assert seen == list(range(inputs))
+
+
+def test_on_an_accelerator_shapes_are_few(monkeypatch):
+    """Eight sources of 1 MB, one after the other: for each shape cuDNN makes a plan."""
+    draw, real, shapes = np.random.Generator(np.random.PCG64(0)), validation.grouped, {1: set(), 128: set()}
+    for lengths in draw.lognormal(6, 1.2, (8, 400)).astype(int) + 2:
+        for step, seen in shapes.items():
+            seen |= {(len(group), width) for width, group in real(lengths, 1024, 4096, step)}
+    assert len(shapes[128]) < 30 < 200 < len(shapes[1])
+    model, texts = micro.make_model(3), documents([40, 3, 14, 1, 8, 60])
+    whole = sequence_nats(model, texts, None, 15)
+    monkeypatch.setattr(validation, "grouped", lambda *words: real(*words[:3], 4))
+    padded = sequence_nats(model, texts, None, 15)
+    assert padded[0] == pytest.approx(whole[0], rel=1e-6) and (padded[1] == whole[1]).all()
+
+
+def test_bits_per_byte_in_bf16_are_within_the_tolerance_of_the_docs(tmp_path):
+    model, _ = micro.run(tmp_path)
+    texts = [np.arange(start, start + 15) % 64 for start in range(64)]  # as it has learnt them
+    exact = bits_per_byte(model, texts, BYTES, 16).bpb
+    with attention_by_torch(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert 0 < abs(bits_per_byte(model, texts, BYTES, 16).bpb / exact - 1) < 0.002
 
 
 def test_long_documents_slide():
