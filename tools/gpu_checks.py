@@ -212,7 +212,7 @@ def model(job: Any) -> Facts:
     variants = [(name, "tied") for name in AUTOCAST if cuda or name != "fp16"]
     variants += [(best, words) for words in ("untied", "tied checkpointing", "untied compile")]
     if cuda:  # on a CPU each compilation takes half a minute
-        more = ("tied compile", "tied compile checkpointing", "tied compile efficient")
+        more = ("tied compile checkpointing", "tied compile varlen")
         variants += [(best, words) for words in more]
     params = dataclasses.replace(shape(job, job.preset)[1], batch_tokens=1024, document_mask=True, seed=1)
     for precision, words in variants:

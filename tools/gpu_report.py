@@ -36,23 +36,19 @@ CPU_FACTOR = 5  # of the limits: a rehearsal may share its cores
 # What is cheap and tells most comes first. `usual`: seconds on an H100; with fewer left the part is not begun.
 # part            usual limit  function            options
 PARTS = """
-machine              12    45  gpu_speed:machine
-attention            25    70  gpu_checks:attention
+machine              20    45  gpu_speed:machine
+attention            30    70  gpu_checks:attention
 pieces               10    60  gpu_checks:pieces
-model                50   120  gpu_checks:model
-choice               30   120  gpu_speed:choice
-eager                25    60  gpu_speed:speed     {}
-compiled             35    90  gpu_speed:speed     {"compile": true}
-compiled-32          25    75  gpu_speed:speed     {"compile": true, "rows": 32}
-compiled-varlen      25    75  gpu_speed:speed     {"compile": true, "attention": "varlen"}
-hour-eager           12    45  gpu_speed:speed     {"preset": "one-gpu-hour"}
-hour-compiled        20    60  gpu_speed:speed     {"preset": "one-gpu-hour", "compile": true}
+model                45   120  gpu_checks:model
+choice               40   120  gpu_speed:choice
+eager                20    60  gpu_speed:speed     {}
+compiled             30    90  gpu_speed:speed     {"compile": true, "attention": "varlen"}
+hour-compiled        25    60  gpu_speed:speed     {"preset": "one-gpu-hour", "compile": true, "attention": "varlen"}
 nanochat             60   130  gpu_speed:nanochat
 d12                  30    75  gpu_speed:speed     {"preset": "d12", "compile": true}
-resume               20    75  gpu_training:resume {"attention": "default"}
-resume-efficient     20    75  gpu_training:resume {"attention": "efficient"}
+resume               30    75  gpu_training:resume {"attention": "default"}
 score                15    45  gpu_training:score
-save                 15    60  gpu_training:save
+save                 20    60  gpu_training:save
 pipeline             60   150  gpu_training:pipeline
 """
 

@@ -26,6 +26,7 @@ from athanor.model.precision import AUTOCAST
 from athanor.model.transformer import Transformer
 from athanor.runtime import machine as machine_file
 from athanor.runtime import presets
+from athanor.training.compiling import Shapes, compile_block, tune_blocks
 from athanor.training.cpu_replicas import CpuReplicas
 from athanor.training.loop import Hooks
 from athanor.training.memory import training_bytes
@@ -94,7 +95,10 @@ def tuned_model(
     steps: int = 9,
     **local: Any,
 ) -> Iterator[tuple[ExecutionPlan, Transformer]]:
-    """A fresh model on the device that runs as chosen, and the plan that says how."""
+    """A fresh model on the device that runs as chosen, and the plan that says how.
+
+    Blocks are compiled here, without the trial in another process that a training makes: that takes as long again.
+    """
     settings = dataclasses.replace(machine_file.machine(), **local)
     plan = ExecutionPlan.of(
         "pretrain", params, settings, SINGLE, choices, config, total_tokens=steps * params.batch_tokens,
@@ -102,7 +106,14 @@ def tuned_model(
     )  # fmt: skip
     model = Transformer.fresh(config, params.seed).to(plan.device)
     hooks = Hooks(validate=lambda model: {}, on_note=notes.append)
-    with tuned(model, choices, plan.footprint, plan.settings, hooks, job.work / "compiled"):
+    cache, eager = job.work / "compiled", dataclasses.replace(choices, compile=False)
+    with tuned(model, eager, plan.footprint, plan.settings, hooks, cache):
+        if choices.compile:
+            B, T = plan.footprint.micro_batch_rows, config.context_tokens
+            shapes, started = Shapes.of(B, T, params.batch_tokens, params.document_mask), time.perf_counter()
+            compiled = compile_block([model], shapes, choices.precision, plan.settings.threads, choices.attention)
+            tune_blocks([model], compiled=compiled, rows_tokens=shapes.rows_tokens)
+            notes.append(f"compiled in {time.perf_counter() - started:.1f} s")
         yield plan, model
 
 

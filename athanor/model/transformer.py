@@ -78,7 +78,7 @@ def attend(q_BHTE: Tensor, k_BKSE: Tensor, v_BKSE: Tensor, mask: Tensor | None, 
     `mask`: bool or a bias, broadcast to [B, H, T, S]; or the starts of documents, see athanor/model/varlen.py.
     """
     if mask is not None and mask.dim() == 1:
-        if q_BHTE.device.type != "cpu":
+        if q_BHTE.device.type == "cuda" and q_BHTE.dtype != torch.float32:
             return varlen.attend(q_BHTE, k_BKSE, v_BKSE, mask)
         mask = block_mask(varlen.documents_of(mask, q_BHTE.shape[0], q_BHTE.shape[2]))
     k_BKSE, v_BKSE = fit_groups(q_BHTE, k_BKSE, v_BKSE)

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from athanor.base.errors import GateError
+from athanor.model import varlen
 from athanor.model.loss import Targets, token_losses, training_loss
 from athanor.model.precision import autocast, products
 from athanor.model.transformer import Transformer
@@ -164,6 +165,10 @@ def check_path(model: Transformer, batch: Targets, precision: str) -> None:
     row_B = torch.arange(rows, device=device) % count
     document_BT = None if batch.document_BT is None else batch.document_BT[row_B]
     repeated = batch._replace(ids_BT=batch.ids_BT[row_B], document_BT=document_BT)
+    if batch.starts_M is not None:
+        numbers_BT = torch.zeros(rows, T) if document_BT is None else document_BT.cpu()
+        starts_M = torch.from_numpy(varlen.document_starts(numbers_BT.numpy()))
+        repeated, batch = repeated._replace(starts_M=starts_M.to(device)), batch._replace(starts_M=None)
     probe = copy.deepcopy(model).float()
     tune_blocks([probe], compiled=None, recompute=True)  # the scores of one block at a time
     try:
