@@ -46,7 +46,8 @@ compiled             30    90  gpu_speed:speed     {"compile": true, "attention"
 hour-compiled        25    60  gpu_speed:speed     {"preset": "one-gpu-hour", "compile": true, "attention": "varlen"}
 nanochat             60   130  gpu_speed:nanochat
 d12                  30    75  gpu_speed:speed     {"preset": "d12", "compile": true}
-resume               30    75  gpu_training:resume {"attention": "default"}
+resume               25    75  gpu_training:resume
+resume-deterministic 25    75  gpu_training:resume {"deterministic": "on"}
 score                15    45  gpu_training:score
 save                 20    60  gpu_training:save
 pipeline             60   150  gpu_training:pipeline

@@ -36,7 +36,7 @@ NEEDED = ("google.protobuf", "gguf", "psutil", "pyarrow", "sentencepiece", "skle
 
 
 def _trained(
-    job: Any, folder: Path, attention: str, killed: bool = False
+    job: Any, folder: Path, deterministic: str, killed: bool = False
 ) -> tuple[list[dict[str, float]], dict[str, Any]]:
     """One training by the loop itself, perhaps killed half way, soon after a checkpoint: its steps and weights."""
     steps, rows = 40 if job.device == "cuda" else 8, list[dict[str, float]]()
@@ -51,27 +51,27 @@ def _trained(
         validate=lambda model: {}, on_step=on_step, should_save=lambda: killed and next(asked) == steps * 3 // 8
     )
     schedule = Schedule("wsd", params.lr, params.lr, params.batch_tokens, 0, steps * params.batch_tokens)
-    local = {"log_every_steps": steps // 4, "save_every_seconds": 3600.0}
-    choices = Choices(half(job.device), attention)
+    local = {"log_every_steps": steps // 4, "save_every_seconds": 3600.0, "deterministic": deterministic}
+    choices = Choices(half(job.device))
     with tuned_model(job, config, params, choices, [], steps, **local) as (plan, model):
         sampler = RandomRows(config.vocab_size, config.context_tokens)
         train(model, sampler, OptimizerSettings.of(params), schedule, plan.settings, folder, hooks)
     return rows, {name: weight.detach() for name, weight in model.named_parameters()}
 
 
-def resume(job: Any, attention: str) -> Facts:
-    """A killed and resumed training against one that ran through. On a GPU bits may differ: kernels add up by atomics."""
-    if job.device == "cpu" and attention != "default":
+def resume(job: Any, deterministic: str = "off") -> Facts:
+    """A killed and resumed training against one that ran through: on a GPU the bits agree if it is deterministic."""
+    if job.device == "cpu" and deterministic == "on":
         yield {"skipped": "not on cpu"}
         return
-    folder = job.work / f"resume-{attention}"
+    folder = job.work / f"resume-{deterministic}"
     if not (child := os.fork()):  # before this process touches the device
-        _trained(job, folder / "killed", attention, killed=True)
+        _trained(job, folder / "killed", deterministic, killed=True)
         os._exit(1)
     yield {"killed": os.waitpid(child, 0)[1] == signal.SIGKILL}
-    resumed, weights = _trained(job, folder / "killed", attention)
+    resumed, weights = _trained(job, folder / "killed", deterministic)
     yield {"resumed_from": resumed[0]["step"] - 1}
-    rows, others = _trained(job, folder / "whole", attention)
+    rows, others = _trained(job, folder / "whole", deterministic)
     differences = [abs(row["loss"] - rows[int(row["step"]) - 1]["loss"]) for row in resumed]
     yield {
         "tokens_per_second": rows[-1]["tokens_per_second"],

@@ -75,18 +75,18 @@ def test_cheap_parts(tmp_path):
 
 
 def test_a_part_that_fails_stops_no_other(tmp_path):
-    rows = report(tmp_path, "crash die lacks resume-efficient")
+    rows = report(tmp_path, "crash die lacks resume-deterministic")
     assert {name: row.get("error") for name, row in rows.items()} == {
         "crash": "MemoryError: too large",
         "die": "killed by signal 9",
         "lacks": "needs nobody_has_this",
-        "resume-efficient": None,
+        "resume-deterministic": None,
     }
     assert rows["crash"]["begun"] and "too large" in (tmp_path / "stderr.txt").read_text()
 
 
 def test_limits(tmp_path):
-    rows = report(tmp_path / "each", "hang resume-efficient", "--limit", "1")
+    rows = report(tmp_path / "each", "hang resume-deterministic", "--limit", "1")
     assert rows["hang"]["error"] == "no end within 1 s"
-    assert rows["resume-efficient"]["skipped"] == "not on cpu"
+    assert rows["resume-deterministic"]["skipped"] == "not on cpu"
     assert report(tmp_path / "all", "machine", "--seconds", "0")["machine"] == {"skipped": "0 s are left"}
