@@ -46,8 +46,7 @@ RUN find . \( -path ./.venv -o -path ./metrics -o -path ./plots \) -prune -o -ty
 ENV DVC_SITE_CACHE_DIR=/athanor/.dvc/site \
     MLFLOW_TRACKING_URI=sqlite:////athanor/.athanor/mlflow.db \
     HOME=/athanor/.athanor/home \
-    LOGNAME=athanor \
-    PYTORCH_ALLOC_CONF=expandable_segments:True
+    LOGNAME=athanor
 WORKDIR /athanor
 VOLUME ["/athanor"]
 

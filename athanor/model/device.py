@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import platform
+
 import torch
 
 from athanor.base.errors import InputError
@@ -10,9 +13,11 @@ from athanor.model.gpu_family import identify, memory_share
 # Tokens per forward pass when the machine settings leave it open. On a CPU
 # larger ones only spill the caches; an accelerator wants more at once.
 MICRO_BATCH_TOKENS = {"cpu": 1024, "mps": 4096, "cuda": 16384}
+# torch 2.9 to 2.13 read the first, and the other where that is not set.
+ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
-def prepare(name: str, threads: int) -> torch.device:
+def prepare(name: str, threads: int, deterministic: bool = False) -> torch.device:
     """The device called `name` (auto, cpu, cuda, mps), with threads set, denormals flushed and memory limited.
 
     Call before any tensor work: worker threads inherit the denormal mode from
@@ -27,8 +32,39 @@ def prepare(name: str, threads: int) -> torch.device:
     if not usable.get(name, False):
         raise InputError(f"torch cannot use device '{name}' here", where="machine.device", fix="use auto or cpu")
     device = torch.device(name)
+    set_environment(device)
+    if deterministic:
+        make_deterministic(device)
     limit_memory(device)
     return device
+
+
+def set_environment(device: torch.device) -> None:
+    """Set what torch reads from the environment at its first use of a GPU. What the user has set stays."""
+    if device.type != "cuda":
+        return
+    if torch.version.hip:
+        # Elsewhere than on MI200 and MI300 its attention kernels count as experimental (ROCm/TheRock#1437).
+        if identify(device).name.startswith(("RDNA 3", "RDNA 4")):
+            os.environ.setdefault("TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL", "1")
+    # Sizes differ from one micro-batch to the next, which fragments segments of fixed size. Not supported everywhere.
+    elif "microsoft" not in platform.release().lower() and os.environ.keys().isdisjoint(ALLOCATOR):
+        os.environ[ALLOCATOR[0]] = "expandable_segments:True"
+
+
+def make_deterministic(device: torch.device) -> None:
+    """Restrict torch to algorithms that give the same bits each time; an operation without one raises an error.
+
+    The backward pass of flash attention adds up by atomics unless told otherwise, and that of cuDNN always does:
+    the efficient and the math kernel are left. cuBLAS reads its variable at the first product.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # it costs time, and nothing reads such memory
+    torch.backends.cudnn.deterministic = True
+    if device.type == "cuda":
+        torch.backends.cuda.enable_flash_sdp(False)
+        torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 # A CPU works on micro-batches side by side, so a small batch has to be cut as well. A fixed number:
@@ -53,4 +89,4 @@ def limit_memory(device: torch.device) -> None:
     if device.type == "mps":  # torch would go up to 1.7 times what Metal recommends, and the machine would swap
         torch.mps.set_per_process_memory_fraction(1.0)
     elif device.type == "cuda" and (share := memory_share(identify(device))) < 1.0:
-        torch.cuda.set_per_process_memory_fraction(share, device)
+        torch.cuda.set_per_process_memory_fraction(share, device.index)  # None: the current one

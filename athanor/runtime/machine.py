@@ -68,8 +68,9 @@ class Machine:
     compile: whether transformer blocks are compiled; auto where it pays by the profile.
     checkpointing: whether activations are computed again in the backward pass; auto where memory needs it.
     overlap: whether the next batch is read and checkpoints are written beside the steps; auto on an accelerator.
+    deterministic: whether a training on a GPU uses only algorithms that give the same bits each time; slower.
     log_every_steps: how often training scalars are fetched from the device.
-    save_every_seconds: how often a long stage writes a checkpoint.
+    save_every_seconds: how often a long stage writes a checkpoint; 0 for 60, or 300 where there is a GPU to train on.
     max_minutes: a stage that ran so long saves and ends, 0 for no limit.
     min_free_gib: a stage stops when the disk has less left (scaled down on a small disk), 0 to never look.
     hang_seconds: without a step for so long, the stacks are dumped; -1 for ten usual steps, 0 to never look.
@@ -89,8 +90,9 @@ class Machine:
     compile: str = param(choices=("auto", "on", "off"), default="auto")
     checkpointing: str = param(choices=("auto", "on", "off"), default="auto")
     overlap: str = param(choices=("auto", "on", "off"), default="auto")
+    deterministic: str = param(choices=("on", "off"), default="off")
     log_every_steps: int = param(min=1, default=10)
-    save_every_seconds: float = param(min=1, default=60.0)
+    save_every_seconds: float = param(min=0, default=0.0)
     max_minutes: float = param(min=0, default=0.0)
     min_free_gib: float = param(min=0, default=1.0)
     hang_seconds: float = param(min=-1, default=-1.0)
@@ -152,7 +154,12 @@ def machine() -> Machine:
             what = f"expected {'key=value ...' if kind is Launch else kind.__name__}, found {text!r}"
             raise ParamsError(what, where=f"environment ATHANOR_{field.name.upper()}") from None
     settings = build(Machine, values, "machine")
-    return dataclasses.replace(settings, threads=settings.threads or cores(), workers=settings.workers or cores())
+    # Drivers of NVIDIA, AMD and WSL2: asking torch would import it.
+    drivers = map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))
+    gpu = settings.device in ("cuda", "mps") or (settings.device == "auto" and any(drivers))
+    save_every = settings.save_every_seconds or (300.0 if gpu else 60.0)
+    threads, workers = settings.threads or cores(), settings.workers or cores()
+    return dataclasses.replace(settings, threads=threads, workers=workers, save_every_seconds=save_every)
 
 
 def step_back(niceness: int = 19) -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import ast
+import os
+import platform
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from athanor.evaluation import compression
 from athanor.hardware import measure
+from athanor.model import gpu_family
 from athanor.model.config import ModelConfig
 from athanor.model.device import prepare
+from athanor.model.validation import BitsPerByte
 from athanor.training import memory, meter
 from athanor.training.memory import StepFootprint
 from tests.runtime.view import ROOT
@@ -29,9 +34,12 @@ def chip(monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_: True)  # as ROCm builds and Turing cards say
-        monkeypatch.setattr(
-            torch.cuda, "set_per_process_memory_fraction", lambda fraction, device: limits.append(fraction)
-        )
+        # Below torch's own checks of what it is given.
+        monkeypatch.setattr(torch.cuda.memory, "_lazy_init", lambda: None)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        limit = lambda share, index: limits.append(share)  # noqa: E731
+        monkeypatch.setattr(torch._C, "_cuda_setMemoryFraction", limit, raising=False)
+        monkeypatch.setattr(os, "environ", dict(os.environ))
         return limits
 
     return build
@@ -64,6 +72,42 @@ def test_a_gpu_that_shares_memory_is_limited_wherever_it_is_taken(chip):
         assert prepare("auto", threads).type == "cuda"
         told.append(len(limits))
     assert told == [1, 1, 2] and limits == [0.8, 0.8]  # the second has memory of its own
+
+
+ROCM, CUDA = {"TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL": "1"}, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+
+
+@pytest.mark.parametrize(
+    ("target", "release", "given", "added"),
+    [
+        ("", "6.8", {}, CUDA),
+        ("", "6.6-microsoft-standard-WSL2", {}, {}),
+        ("", "6.8", {"PYTORCH_ALLOC_CONF": "backend:native"}, {}),
+        ("gfx90a", "6.8", {}, {}),
+        ("gfx1151", "6.8", {}, ROCM),
+    ],
+)
+def test_the_environment_that_torch_reads_at_its_first_use_of_a_gpu(monkeypatch, chip, target, release, given, added):
+    chip(target, (9, 0))
+    monkeypatch.setattr(os, "environ", dict(given))
+    monkeypatch.setattr(platform, "release", lambda: release)
+    prepare("auto", torch.get_num_threads())
+    assert os.environ == given | added
+
+
+def test_few_digits_are_those_that_a_chip_has_units_for(monkeypatch, chip):
+    """Muon's products; and bits per byte, which stay in fp32 where that is not bf16."""
+    score, asked = BitsPerByte(1.0, 1, 1, 1, 1.0, None), []
+    monkeypatch.setattr(compression, "bits_per_byte", lambda *_, precision, **__: asked.append(precision) or score)
+    found = []
+    for target, capability in (("gfx906", (0, 0)), ("gfx90a", (0, 0)), ("", (7, 0)), ("", (6, 0)), ("", (9, 0))):
+        chip(target, capability)
+        device = torch.device("cuda")
+        found.append(gpu_family.product_dtype(device))
+        model = SimpleNamespace(config=SHAPE, head_weight=SimpleNamespace(device=device))
+        compression.model_rates(model, SimpleNamespace(token_bytes=None), {"web": []})
+    assert found == [torch.float16, torch.bfloat16, torch.float16, torch.float32, torch.bfloat16]
+    assert asked == ["fp32", "bf16", "fp32", "fp32", "bf16"]
 
 
 def test_apple_s_gpu_takes_what_metal_recommends(monkeypatch):

@@ -337,6 +337,13 @@ def test_the_setting_in_the_environment(monkeypatch, tmp_path):
         machine()
 
 
+def test_a_gpu_saves_less_often(monkeypatch):
+    monkeypatch.setattr(os.path, "exists", lambda path: path == "/dev/kfd")
+    assert machine().save_every_seconds == 300
+    monkeypatch.setenv("ATHANOR_DEVICE", "cpu")
+    assert machine().save_every_seconds == 60
+
+
 def test_one_process_is_not_launched(monkeypatch, tmp_path):
     monkeypatch.setenv("DVC_ROOT", str(tmp_path))
     assert launch.launch("pretrain", "stages.pretrain") is None and launch.is_main()
