@@ -41,12 +41,13 @@ class Choices:
 
 
 class DeviceSpec(NamedTuple):
-    """Device and threads from the machine settings; the parameter section that trains there, and its seed."""
+    """Machine settings of the device; the parameter section that trains there, and its seed."""
 
     device: str
     threads: int
     section: str
     seed: int
+    deterministic: bool = False
 
 
 def check_batch(config: ModelConfig, batch_tokens: int, section: str) -> None:
@@ -68,7 +69,7 @@ def setup_device(
     state is part of every checkpoint.
     """
     check_batch(config, batch_tokens, spec.section)
-    device = prepare(spec.device, spec.threads)
+    device = prepare(spec.device, spec.threads, spec.deterministic)
     torch.manual_seed(spec.seed)
     rows = micro_batch(device, choices.micro_batch_tokens, config.context_tokens, batch_tokens)
     micro_batches = -(-batch_tokens // (rows * config.context_tokens))
@@ -112,7 +113,8 @@ class ExecutionPlan(NamedTuple):
 
         `loop_settings`: what of LoopSettings neither the parameters nor the machine name alike in all stages.
         """
-        spec = DeviceSpec(machine.device, machine.threads, section, params.seed)
+        deterministic = machine.deterministic == "on"
+        spec = DeviceSpec(machine.device, machine.threads, section, params.seed, deterministic)
         device, footprint = setup_device(config, execution, spec, params.batch_tokens, params.optimizer, keeps_best)
         settings = LoopSettings.of(
             params,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import athanor.training.preflight as preflight_module
 from athanor.base.errors import GateError, InputError, ParamsError
@@ -16,10 +19,13 @@ from athanor.model.device import micro_batch, prepare
 from athanor.model.kernels import attention_by_torch
 from athanor.model.loss import Targets
 from athanor.model.transformer import Transformer
+from athanor.runtime.machine import machine
+from athanor.training.compiling import tune_blocks
 from athanor.training.cpu_replicas import MAX_REPLICAS, replica_count
 from athanor.training.preflight import preflight
-from athanor.training.setup import Choices, DeviceSpec, setup_device
+from athanor.training.setup import Choices, DeviceSpec, ExecutionPlan, setup_device
 from athanor.training.step import probe_batch
+from athanor.training.world import SINGLE
 from tests.training import micro
 
 CPU = torch.device("cpu")
@@ -160,6 +166,52 @@ def test_preflight_is_quick_at_the_default_size(batch):
     started = time.process_time()
     preflight(Transformer.fresh(config, 0), full)
     assert time.process_time() - started < 10  # about 2 s on a free core
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_compiled_code_that_computes_something_else(batch, precision):
+    """It serves micro-batches of four rows, here and nowhere else in preflight."""
+    model, error = micro.make_model(), 0.0
+
+    def compiled(block, x_BTD, *others):
+        assert len(x_BTD) == 4
+        return transformer.Block.forward(block, x_BTD, *others) + error * x_BTD.roll(1, 1)
+
+    tune_blocks([model], compiled=compiled, rows_tokens=frozenset({(4, 16)}))
+    preflight(model, batch, precision=precision)
+    error = 0.3
+    with pytest.raises(GateError, match="training path"):
+        preflight(model, batch, precision=precision)
+
+
+def test_an_attention_kernel_that_is_wrong_in_the_format_of_the_run(batch, monkeypatch):
+    def wrong(q, *others, **options):
+        return real(q * 2 if torch.get_float32_matmul_precision() == "medium" else q, *others, **options)
+
+    real, model = F.scaled_dot_product_attention, micro.make_model()
+    with attention_by_torch():
+        preflight(model, batch, precision="bf16")
+        monkeypatch.setattr(F, "scaled_dot_product_attention", wrong)
+        preflight(model, batch)
+        with pytest.raises(GateError, match="training path"):
+            preflight(model, batch, precision="bf16")
+
+
+def test_the_determinism_switch_is_on_in_what_every_training_stage_calls(tmp_path, monkeypatch):
+    expected = micro.outcome(*micro.run(tmp_path / "off"))
+    monkeypatch.setenv("ATHANOR_DETERMINISTIC", "on")
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    settings = dataclasses.asdict(micro.SETTINGS)
+    of_stage = {name: settings[name] for name in ("document_mask", "validation_every_tokens", "sample_every_tokens")}
+    params = SimpleNamespace(**settings, seed=1, optimizer="adamw")
+    try:
+        ExecutionPlan.of("sft", params, machine(), SINGLE, Choices("fp32"), micro.CONFIG, total_tokens=128, **of_stage)
+        assert torch.are_deterministic_algorithms_enabled() and torch.backends.cudnn.deterministic
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        assert micro.outcome(*micro.run(tmp_path / "on")) == expected
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.backends.cudnn.deterministic = False
 
 
 def test_placement():
