@@ -16,6 +16,7 @@ PYTHON_TOKENS, BYTES_PER_TOKEN = 2_500_000, 3.5  # of the standard library, with
 PROSE_BYTES_PER_TOKEN = 4.3
 MADE_TOKENS, WRITTEN_TOKENS = 47, 350  # of a conversation: an exercise of ours; one of a person or a large model
 PACKED = 0.96  # of the rows are tokens of conversations
+EVAL_MODELS = 2  # base and chat
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Data:
     sft_tokens: int  # of one epoch
     vocab_size: int | None  # None: by the size of the model
     law: LossLaw
+    eval_tokens: int = 0  # of held-out text, read by all models
     cuttable: bool = False  # of the hub: less of it can be read, of documents and of conversations
 
     @property
@@ -41,7 +43,14 @@ def data_of(root: Path, built: Mapping[str, Any]) -> Data:
     law: LossLaw = WEB if hub else PYTHON
     unique, bytes_per_token = _documents(root, built, hub)
     vocabulary = None if hub else built["model"].vocab_size or built["tokenizer"].vocab_size
-    return Data(unique, bytes_per_token, _conversations(root, built), vocabulary, law, cuttable=hub)
+    return Data(unique, bytes_per_token, _conversations(root, built), vocabulary, law, eval_tokens(built), hub)
+
+
+def eval_tokens(built: Mapping[str, Any]) -> int:
+    """Tokens of held-out text that `eval` reads with all models."""
+    hub = any(isinstance(source, HuggingFaceSource) for source in built["download"].sources)
+    of_source = built["eval"].bpb_max_bytes_per_source / (PROSE_BYTES_PER_TOKEN if hub else BYTES_PER_TOKEN)
+    return int(EVAL_MODELS * len(built["mixture"].sources) * of_source)
 
 
 def _documents(root: Path, built: Mapping[str, Any], hub: bool) -> tuple[float, float]:
