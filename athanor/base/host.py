@@ -34,5 +34,5 @@ def peak_bytes(whose: int = resource.RUSAGE_SELF) -> int:
 
 
 def load() -> float:
-    """Processes that want to compute, for each core, over the last minute; 0 where the system does not say."""
-    return os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else 0.0
+    """Processes that want to compute, for each core, over the last minute."""
+    return os.getloadavg()[0] / (os.cpu_count() or 1)

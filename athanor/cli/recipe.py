@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
             json.dumps({**facts, "lines": {".".join(map(str, key)): value for key, value in lines.items()}}, indent=2)
         )
         return 0
-    error = AT_LEAST if getattr(speed, "at_least", False) else ERRORS[not args.device]
+    error = AT_LEAST if getattr(speed, "counted", "")[:5] == "bound" else ERRORS[not args.device]
     text = fill_template(
         "recipe.txt.j2", **facts, recipe=recipe, lines=_nested(lines), duration=duration, error=error
     )
@@ -131,9 +131,9 @@ def _measured(wish: Wish, data: Data, pretrain: PretrainParams) -> tuple[Recipe,
     while not speed.is_measured((recipe := choose(wish, data, speed)).config):
         speed.measure(recipe.config, recipe.batch_tokens)
     speed.keep()
-    if speed.spread or speed.load > BUSY:
-        measured = f"load {speed.load:.1f} for each core, steps differ by {100 * speed.spread:.0f} %"
-        print(f"something else computes here ({measured}): an idle machine gives another recipe", file=sys.stderr)
+    if speed.load > BUSY:
+        busy = f"others compute here, {speed.load:.1f} processes for each core"
+        print(f"{busy}: on an idle machine the recipe is another one", file=sys.stderr)
     return recipe, speed
 
 

@@ -16,7 +16,6 @@ PYTHON_TOKENS, BYTES_PER_TOKEN = 2_500_000, 3.5  # of the standard library, with
 PROSE_BYTES_PER_TOKEN = 4.3
 MADE_TOKENS, WRITTEN_TOKENS = 47, 350  # of a conversation: an exercise of ours; one of a person or a large model
 PACKED = 0.96  # of the rows are tokens of conversations
-EVAL_MODELS = 2  # base and chat
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,7 @@ class Data:
 
 def data_of(root: Path, built: Mapping[str, Any]) -> Data:
     """What these parameters, built, give to train on."""
-    sources = built["download"].sources
-    hub = any(isinstance(source, HuggingFaceSource) for source in sources)
+    hub = _of_hub(built)
     law: LossLaw = WEB if hub else PYTHON
     unique, bytes_per_token = _documents(root, built, hub)
     vocabulary = None if hub else built["model"].vocab_size or built["tokenizer"].vocab_size
@@ -47,10 +45,13 @@ def data_of(root: Path, built: Mapping[str, Any]) -> Data:
 
 
 def eval_tokens(built: Mapping[str, Any]) -> int:
-    """Tokens of held-out text that `eval` reads with all models."""
-    hub = any(isinstance(source, HuggingFaceSource) for source in built["download"].sources)
-    of_source = built["eval"].bpb_max_bytes_per_source / (PROSE_BYTES_PER_TOKEN if hub else BYTES_PER_TOKEN)
-    return int(EVAL_MODELS * len(built["mixture"].sources) * of_source)
+    """Tokens of held-out text that `eval` reads, with both models."""
+    read = 2 * len(built["mixture"].sources) * built["eval"].bpb_max_bytes_per_source
+    return int(read / (PROSE_BYTES_PER_TOKEN if _of_hub(built) else BYTES_PER_TOKEN))
+
+
+def _of_hub(built: Mapping[str, Any]) -> bool:
+    return any(isinstance(source, HuggingFaceSource) for source in built["download"].sources)
 
 
 def _documents(root: Path, built: Mapping[str, Any], hub: bool) -> tuple[float, float]:

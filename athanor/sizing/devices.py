@@ -74,11 +74,6 @@ class Device:
         """How many times slower than in training a product is in eval, which measures in fp32."""
         return max(1.0, self.efficiency * self.tflops / (FP32 * self.peak.fp32))
 
-    @property
-    def at_least(self) -> bool:
-        """Forecasts are lower bounds of the time."""
-        return self.counted.startswith("bound")
-
     def seconds(self, config: ModelConfig, batch: int) -> float:
         share = self.efficiency * config.dim / (config.dim + HALF)
         products = training_flops(config, config.context_tokens) / (share * self.tflops * 1e12)

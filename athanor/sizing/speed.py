@@ -35,13 +35,12 @@ from athanor.training.setup import Choices, DeviceSpec, setup_device, tuned
 from athanor.training.step import Stepper
 
 WARM_STEPS, MIN_STEPS = 2, 4
-STEADY, MOST = 0.05, 3.0  # between a quarter and half of the steps; times the budget, while they differ by more
 SAME = 0.1  # from what was timed before: the difference is taken for noise, so that a recipe stays the same
 _LONG_RUN = 10_000  # steps: choices as for a training that compiling pays for
 DOCUMENT_TOKENS = 600  # of a made-up row's documents, about the default's mean
 REFERENCE_LOOP_SECONDS = 0.0328  # of `_loop_seconds` on the machine of sizing/solve.py
 CPU_WATTS = 45  # of a laptop or a small server under load
-UNKNOWN_WATTS, UNKNOWN_FP32 = 400, 2.0  # of a card that is not in the table: as usual ones
+CARD_WATTS = 400  # of a card that is not in the table, with its host
 
 
 class Measured:
@@ -55,7 +54,6 @@ class Measured:
         self._before = speeds.load(anchor()) or speeds.Speeds(0.0, 0, {})
         self.machine = _kept(_loop_seconds() / REFERENCE_LOOP_SECONDS, self._before.machine)
         self.load = load()  # before anything is timed
-        self.spread = 0.0  # of the steps of any shape, where they stayed unsteady
         self._measured: dict[ModelConfig, float] = {}
         self.device = prepare(settings.device, settings.threads)
         self.name = (
@@ -64,9 +62,9 @@ class Measured:
             else gpu_family.name(self.device)
         )
         self.accelerator = not self.on_cpu
-        card = None if self.on_cpu else devices.known(self.name)
-        self.watts = card.watts if card else CPU_WATTS if self.on_cpu else UNKNOWN_WATTS
-        self.fp32 = card.fp32 if card else 1.0 if self.on_cpu else UNKNOWN_FP32
+        card = devices.known(self.name)
+        self.watts = card.watts if card else CPU_WATTS if self.on_cpu else CARD_WATTS
+        self.fp32 = card.fp32 if card else 1.0
 
     @property
     def on_cpu(self) -> bool:
@@ -116,22 +114,17 @@ def _kept(found: float, before: float) -> float:
 def seconds_per_step(config: ModelConfig, batch: int, of: Measured) -> float:
     """Time an optimiser step as the stage would make it, on rows of several made-up documents.
 
-    Other programs only add time, so a quarter of the steps is faster than the result. While half of them are much
-    slower than that, more steps are timed.
+    Other programs only add time, so a quarter of the steps is faster than the result.
     """
     with _stepper(config, batch, of) as step:
         for _ in range(WARM_STEPS):
             step()
         times: list[float] = []
-        spread = math.inf
-        while len(times) < MIN_STEPS or sum(times) < of.budget_seconds * (MOST if spread > STEADY else 1.0):
+        while len(times) < MIN_STEPS or sum(times) < of.budget_seconds:
             started = time.perf_counter()
             step()
             times.append(time.perf_counter() - started)
-            fast, middle = (statistics.quantiles(times, n=4) if len(times) > 1 else times * 2)[:2]
-            spread = middle / fast - 1
-    of.spread = max(of.spread, spread if spread > STEADY else 0.0)
-    return fast
+    return statistics.quantiles(times, n=4)[0]
 
 
 @contextlib.contextmanager

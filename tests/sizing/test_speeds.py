@@ -64,35 +64,17 @@ def test_plan_has_times_before_the_first_run():
     assert found.seconds > 400  # of 5 million tokens' work; the default's is half a minute
 
 
-def clock_of(monkeypatch, seconds):
-    """Steps that take these seconds, one after the other."""
-    now, times = [0.0], itertools.cycle(seconds)
-
-    @contextlib.contextmanager
-    def stepper(*_):
-        yield lambda: now.__setitem__(0, now[0] + next(times))
-
-    monkeypatch.setattr(speed, "_stepper", stepper)
-    monkeypatch.setattr(speed.time, "perf_counter", lambda: now[0])
-
-
-@pytest.mark.parametrize("seconds", [(0.1,), (0.1, 0.25, 0.25), (0.1, 0.1, 0.1, 0.9)])
-def test_other_programs_do_not_make_a_step_slower(monkeypatch, seconds):
-    of = SimpleNamespace(budget_seconds=1.0, spread=0.0)
-    clock_of(monkeypatch, seconds)
-    assert speed.seconds_per_step(SMALL, 2048, of) == pytest.approx(0.1)
-    assert (of.spread > 1) is (seconds == (0.1, 0.25, 0.25))  # half of the steps: it is said
-
-
-@pytest.mark.parametrize("again, kept", [(0.107, 0.1), (0.13, 0.13)])
-def test_what_is_timed_again_stays_unless_it_is_another_machine(monkeypatch, tmp_path, again, kept):
-    """Recipes of two calls are the same: the choice between two shapes turns at a difference of a few per cent."""
+def test_steps_that_are_timed_again_give_the_same_recipe(monkeypatch, tmp_path):
+    """Other programs make some steps slower, and a shape's place on the ladder turns at a few per cent."""
     monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+    now = [0.0]
     pretrain = check_values(presets.values(Path("presets/default.yaml")))["pretrain"]
-    for seconds, expected in ((0.1, 0.1), (again, kept)):
-        measured = Measured(machine(), pretrain)
+    for seconds, expected in ((0.1, 0.1), (0.107, 0.1), (0.13, 0.13)):
+        measured, times = Measured(machine(), pretrain), itertools.cycle((seconds, 0.25, 0.25))
         with monkeypatch.context() as patched:
-            clock_of(patched, [seconds])
+            steps = contextlib.nullcontext(lambda times=times: now.append(now[-1] + next(times)))
+            patched.setattr(speed, "_stepper", lambda *_, steps=steps: steps)
+            patched.setattr(speed.time, "perf_counter", lambda: now[-1])
             assert measured.measure(SMALL, 2048) == pytest.approx(expected / 2048)
         measured.keep()
 
