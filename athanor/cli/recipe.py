@@ -74,7 +74,9 @@ def run(args: argparse.Namespace) -> int:
     built = check_values(values)
     if built["sft"].base != SCRATCH:
         fix = "docs/lora.md says how long one takes, the log of a run's first steps how long yours"
-        raise ParamsError("a LoRA on a base of others cannot be forecast, only a model from scratch", where="sft.base", fix=fix)
+        raise ParamsError(
+            "a LoRA on a base of others cannot be forecast, only a model from scratch", where="sft.base", fix=fix
+        )
     wish = Wish(
         args.hours, *(value and int(value) for value in (args.tokens, args.params, args.disk and args.disk * GB))
     )
@@ -93,9 +95,7 @@ def run(args: argparse.Namespace) -> int:
         )
         return 0
     error = AT_LEAST if getattr(speed, "counted", "")[:5] == "bound" else ERRORS[not args.device]
-    text = fill_template(
-        "recipe.txt.j2", **facts, recipe=recipe, lines=_nested(lines), duration=duration, error=error
-    )
+    text = fill_template("recipe.txt.j2", **facts, recipe=recipe, lines=_nested(lines), duration=duration, error=error)
     print(text, end="")
     if args.save:
         path = FOLDER / f"{args.save}.yaml"

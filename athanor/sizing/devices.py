@@ -71,8 +71,8 @@ class Device:
 
     @property
     def fp32(self) -> float:
-        """How many times slower than in training a product is in eval, which measures in fp32."""
-        return max(1.0, self.efficiency * self.tflops / (FP32 * self.peak.fp32))
+        """How many times slower than in training a product is in eval, which measures in fp32 on one device."""
+        return self.count * max(1.0, self.efficiency * self.tflops / (FP32 * self.peak.fp32))
 
     def seconds(self, config: ModelConfig, batch: int) -> float:
         share = self.efficiency * config.dim / (config.dim + HALF)

@@ -85,4 +85,6 @@ def test_a_worktree_takes_the_folder_of_git_along(tmp_path, say):
 
 
 def test_the_image_has_compilers_and_takes_no_pins_of_its_base():
-    assert re.search(r"g\+\+ gcc (?s:.*)\nENV PIP_CONSTRAINT=\n(?s:.*)tools/install.py\n", (ROOT / "Dockerfile").read_text())
+    assert re.search(
+        r"g\+\+ gcc (?s:.*)\nENV PIP_CONSTRAINT=\n(?s:.*)tools/install.py\n", (ROOT / "Dockerfile").read_text()
+    )

@@ -129,7 +129,15 @@ def test_a_node_that_never_comes_is_named_in_ten_seconds(tmp_path):
 
 def rank(node, **more):
     versions = {"python": "3.12.1", "torch": "2.13.0", "athanor": "1a2b3c4"}
-    about = {"node": node, "host": f"host{node}", "pid": 4711, "device": "AMD EPYC", "network": "eth0", "limit": None, "load": 0.5}
+    about = {
+        "node": node,
+        "host": f"host{node}",
+        "pid": 4711,
+        "device": "AMD EPYC",
+        "network": "eth0",
+        "limit": None,
+        "load": 0.5,
+    }
     return about | {"versions": versions | more.pop("versions", {})} | more
 
 

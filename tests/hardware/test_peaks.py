@@ -13,7 +13,6 @@ from athanor.hardware.peaks import measured_tflops, peak_tflops, peaks
 from athanor.model.config import ModelConfig
 from athanor.sizing import devices
 
-
 with open(Path(__file__).with_name("cards.tsv"), encoding="utf-8", newline="") as file:
     CARDS = list(csv.reader(file, delimiter="\t"))[1:]
 

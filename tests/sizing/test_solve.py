@@ -12,7 +12,6 @@ import pytest
 
 from athanor.base.errors import ParamsError
 from athanor.cli.recipe import _with
-from athanor.model.config import ModelConfig
 from athanor.model.flops import training_flops
 from athanor.runtime import presets
 from athanor.runtime.schema import check_values
@@ -169,7 +168,10 @@ def test_every_device_has_a_rate_a_source_and_is_found_as_people_write_it():
     for device in devices.table():
         assert device.tflops > 0 and device.gb_per_second > 0 and device.source and device.sheet
         assert 0.1 < device.efficiency < 1 and device.code in devices.BYTES
-        assert re.match("derived$|MFU, (full square|whole windows): .*T [0-9]+, compiled|tokens/s: .*T [0-9]+|bound: ", device.counted)
+        assert re.match(
+            "derived$|MFU, (full square|whole windows): .*T [0-9]+, compiled|tokens/s: .*T [0-9]+|bound: ",
+            device.counted,
+        )
         assert devices.find(device.name.lower().replace(" ", "-")).name == device.name
     with pytest.raises(ParamsError, match="RTX 4090"):
         devices.find("rtx 4091")

@@ -70,9 +70,7 @@ def tournament(count: int) -> Iterator[list[tuple[int, int]]]:
         ring = [ring[0], ring[-1], *ring[1:-1]]
 
 
-def slow_links(
-    links: Sequence[dict[str, Any]], limit: float | None, slow: float
-) -> list[tuple[dict[str, Any], float]]:
+def slow_links(links: Sequence[dict[str, Any]], limit: float | None, slow: float) -> list[tuple[dict[str, Any], float]]:
     """The links below a share, `slow`, of the others or of `limit` (bytes/s), each with what it was held against."""
     found = []
     for link in links:
