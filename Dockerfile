@@ -13,7 +13,7 @@ USER root
 
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
-       gcc git libc6-dev make tini util-linux python3-venv \
+       g++ gcc git libc6-dev make tini util-linux python3-venv \
     && rm -rf /var/lib/apt/lists/*
 
 # Not root: root ignores the read-only bit of cached outputs, and a stage that
@@ -25,6 +25,9 @@ USER athanor
 WORKDIR /opt/athanor
 # Where vendors' images keep the Python that has torch: ROCm's in /opt/venv, older ones of PyTorch's in /opt/conda.
 ENV PATH=/opt/athanor/.venv/bin:/opt/venv/bin:/opt/conda/bin:${PATH}
+
+# NVIDIA's images pin packages of all later installations to their own versions.
+ENV PIP_CONSTRAINT=
 
 # Dependencies first, so that a change of code does not install them again.
 # tools/install.py keeps a torch that the base image already has. A build sees no card, so the chip is named.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import resource
 import subprocess
@@ -30,3 +31,8 @@ def processor() -> str:
 def peak_bytes(whose: int = resource.RUSAGE_SELF) -> int:
     """The most memory that this process has held, or with RUSAGE_CHILDREN the largest of its children."""
     return resource.getrusage(whose).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def load() -> float:
+    """Processes that want to compute, for each core, over the last minute."""
+    return os.getloadavg()[0] / (os.cpu_count() or 1)

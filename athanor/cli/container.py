@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         chosen, last = build(card, args.base), "."
     else:
         name, *rest = shlex.split(args.command) or ["repro"]
-        chosen = [*keep(args.volume, engine), *device(card, engine), *environment(), *port(name, rest)]
+        chosen = [*keep(args.volume, engine), *device(card, engine, len(found)), *environment(), *port(name, rest)]
         rest += ["--host", "0.0.0.0"] if name in PORTS and "--host" not in rest else []
         last = shlex.join([image, "athanor", name, *rest])
     print(f"# for {card or 'the processor; no card that torch computes on was found or named'}")
@@ -99,19 +99,30 @@ def keep(volume: str, engine: str) -> Options:
     return [
         *chosen,
         (f"--volume {shlex.quote(str(folder))}:/athanor", why),
+        *git_folder(folder),
         (f"{same} {os.getuid()}:{os.getgid()}", "what is made there belongs to you"),
     ]
 
 
-def device(card: cards.Card | None, engine: str) -> Options:
+def git_folder(checkout: Path) -> Options:
+    """Git's folder, where a worktree's `.git` is a file that names `.git/worktrees/NAME` in it."""
+    if not (checkout / ".git").is_file():
+        return []
+    told = (checkout / ".git").read_text(encoding="utf-8").partition(":")[2].strip()
+    mount = ":".join(os.path.normpath(os.path.join(start, told, "../..")) for start in (checkout, "/athanor"))
+    return [(f"--volume {shlex.quote(mount)}", "Git's own folder, which the worktree's .git file names")]
+
+
+def device(card: cards.Card | None, engine: str, count: int = 1) -> Options:
     if not card:
         return []
     ipc = ("--ipc=host", "the processes of several cards share memory; a container's own is 64 MB")
     label = [("--security-opt label=disable", "SELinux keeps containers from devices")] if engine == "podman" else []
     if card.chip == "cuda":
         gpus = "--device nvidia.com/gpu=all" if engine == "podman" else "--gpus all"
+        first = "; first: sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml" if engine == "podman" else ""
         return [
-            (gpus, "all cards, by NVIDIA's container toolkit; without it training is on the processor"),
+            (gpus, f"all cards, by NVIDIA's container toolkit; without it training is on the processor{first}"),
             *label,
             ipc,
         ]
@@ -121,7 +132,12 @@ def device(card: cards.Card | None, engine: str) -> Options:
     else:
         why = "this machine's group of the device; the image may know none, or another number"
         groups = [(f"--group-add {group}", why) for group in owners()]
-    return [*devices, *groups, *label, ipc]
+    more = [("--security-opt seccomp=unconfined", "ROCm maps memory by calls that the engine's filter refuses")]
+    if count > 1:
+        more.append(("--cap-add=SYS_PTRACE", "RCCL's processes read each other's memory"))
+    if card.arch == "gfx1151":
+        more.append(("--env TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL=1", "flash attention of torch on this chip"))
+    return [*devices, *groups, *label, *more, ipc]
 
 
 def owners(root: Path = Path("/dev")) -> list[str]:

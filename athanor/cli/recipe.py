@@ -37,13 +37,16 @@ from athanor.sizing.memory import Parts, parts
 from athanor.sizing.solve import Recipe, Speed, Wish, choose
 from athanor.training.memory import StepFootprint
 from athanor.training.pretrain_params import PretrainParams
+from athanor.training.sft_params import SCRATCH
 
 PARAMS, FOLDER = Path("params.yaml"), Path("presets")
 GB = 1e9
 TEXT_ENDS = 0.8  # of the hours: a recipe that takes less is bounded by its text
+BUSY = 0.5  # of each core, used by others while steps are timed
 SEVERAL = (2, 4, 8)  # devices whose share of the memory is told
 # What a forecast may be off: two runs here stayed within 3 %; published runs of one card differ by a factor of two.
 ERRORS = {True: "± 20 %", False: "as others reached: within a factor of 1.5"}
+AT_LEAST = "at least: its row of the table is a bound (docs/recipe.md)"
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -69,6 +72,11 @@ def run(args: argparse.Namespace) -> int:
         raise ParamsError("--write edits params.yaml, and --from begins with another file", where="--write", fix=fix)
     values = _values(args.base)
     built = check_values(values)
+    if built["sft"].base != SCRATCH:
+        fix = "docs/lora.md says how long one takes, the log of a run's first steps how long yours"
+        raise ParamsError(
+            "a LoRA on a base of others cannot be forecast, only a model from scratch", where="sft.base", fix=fix
+        )
     wish = Wish(
         args.hours, *(value and int(value) for value in (args.tokens, args.params, args.disk and args.disk * GB))
     )
@@ -86,9 +94,8 @@ def run(args: argparse.Namespace) -> int:
             json.dumps({**facts, "lines": {".".join(map(str, key)): value for key, value in lines.items()}}, indent=2)
         )
         return 0
-    text = fill_template(
-        "recipe.txt.j2", **facts, recipe=recipe, lines=_nested(lines), duration=duration, error=ERRORS[not args.device]
-    )
+    error = AT_LEAST if getattr(speed, "counted", "")[:5] == "bound" else ERRORS[not args.device]
+    text = fill_template("recipe.txt.j2", **facts, recipe=recipe, lines=_nested(lines), duration=duration, error=error)
     print(text, end="")
     if args.save:
         path = FOLDER / f"{args.save}.yaml"
@@ -124,6 +131,9 @@ def _measured(wish: Wish, data: Data, pretrain: PretrainParams) -> tuple[Recipe,
     while not speed.is_measured((recipe := choose(wish, data, speed)).config):
         speed.measure(recipe.config, recipe.batch_tokens)
     speed.keep()
+    if speed.load > BUSY:
+        busy = f"others compute here, {speed.load:.1f} processes for each core"
+        print(f"{busy}: on an idle machine the recipe is another one", file=sys.stderr)
     return recipe, speed
 
 

@@ -196,7 +196,7 @@ class LengthHacking(Rule):
             return None
         text = f"Answers grew from {first:.0f} to {length:.0f} tokens while the reward went from "
         text += f"{reward_then:.3f} to {reward:.3f}: length is learned, not the task."
-        fix = "grpo.brevity_reward higher, grpo.kl_coefficient higher, or grpo.max_new_tokens smaller."
+        fix = "grpo.rewards.brevity higher, grpo.kl_coefficient higher, or grpo.max_new_tokens smaller."
         return Verdict(WARNING, length, limit, text, fix)
 
 

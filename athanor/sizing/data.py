@@ -27,6 +27,7 @@ class Data:
     sft_tokens: int  # of one epoch
     vocab_size: int | None  # None: by the size of the model
     law: LossLaw
+    eval_tokens: int = 0  # of held-out text, read by all models
     cuttable: bool = False  # of the hub: less of it can be read, of documents and of conversations
 
     @property
@@ -36,12 +37,21 @@ class Data:
 
 def data_of(root: Path, built: Mapping[str, Any]) -> Data:
     """What these parameters, built, give to train on."""
-    sources = built["download"].sources
-    hub = any(isinstance(source, HuggingFaceSource) for source in sources)
+    hub = _of_hub(built)
     law: LossLaw = WEB if hub else PYTHON
     unique, bytes_per_token = _documents(root, built, hub)
     vocabulary = None if hub else built["model"].vocab_size or built["tokenizer"].vocab_size
-    return Data(unique, bytes_per_token, _conversations(root, built), vocabulary, law, cuttable=hub)
+    return Data(unique, bytes_per_token, _conversations(root, built), vocabulary, law, eval_tokens(built), hub)
+
+
+def eval_tokens(built: Mapping[str, Any]) -> int:
+    """Tokens of held-out text that `eval` reads, with both models."""
+    read = 2 * len(built["mixture"].sources) * built["eval"].bpb_max_bytes_per_source
+    return int(read / (PROSE_BYTES_PER_TOKEN if _of_hub(built) else BYTES_PER_TOKEN))
+
+
+def _of_hub(built: Mapping[str, Any]) -> bool:
+    return any(isinstance(source, HuggingFaceSource) for source in built["download"].sources)
 
 
 def _documents(root: Path, built: Mapping[str, Any], hub: bool) -> tuple[float, float]:

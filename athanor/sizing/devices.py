@@ -1,7 +1,10 @@
 """Devices that are not at hand: memory, power, and the share of their sheet's rate that training reached for others.
 
-The table is devices.tsv beside this file; rates are those of hardware/peaks.tsv. What a card reaches depends on the width of
-the model, as small products do not fill it: share = efficiency · width / (width + HALF).
+The table is devices.tsv beside this file: `counted` says how the figure that an efficiency comes from was counted, `source`
+whose it is, `sheet` where memory, bandwidth and power stand. Efficiencies are of causal operations, as `training_flops` has
+them. Rates are those of hardware/peaks.tsv. What a card reaches depends on the width of the model, as small products do not
+fill it: share = efficiency · width / (width + HALF). The figures are of compiled and fused code; what ours moves through
+memory beyond that takes its time by the bandwidth.
 """
 
 from __future__ import annotations
@@ -13,12 +16,20 @@ import re
 from pathlib import Path
 
 from athanor.base.errors import ParamsError, suggest
+from athanor.hardware.peaks import Peak
 from athanor.hardware.peaks import find as peak_of
 from athanor.model.config import ModelConfig
 from athanor.model.flops import training_flops
 from athanor.sizing.memory import Parts, StepFootprint, parts
 
 HALF = 256  # width at which half of a card's share is reached
+# Bytes that a token's training moves beyond fused code, estimated for Plasma 1.1 (bf16, width 1280, MLP 3584, T 1024) to within
+# 20 % and not measured: of a layer, per unit of width and MLP (760 kB eager, 120 kB fused; 150 kB with separate products for
+# query, key, value, gate and up); of a logit (85 by the eager loss, 6 fused); of a layer's scores, per width and position (a
+# mask as a dense bias).
+BYTES = {"eager": (132, 79, 0.084), "compiled": (6, 0, 0)}
+BANDWIDTH = 0.8  # of the sheet's, that elementwise kernels reach
+FP32 = 0.8  # efficiency of fp32 products, in which eval measures
 SEVERAL = 0.92  # of the speed, for each device when there are more than one
 HOST_WATTS = 100
 ROOM = 22  # bytes for each parameter that a device must have free, before activations are counted
@@ -32,9 +43,13 @@ class Device:
 
     name: str
     memory_gib: float
+    gb_per_second: float
     card_watts: float
     efficiency: float
+    code: str
+    counted: str
     source: str
+    sheet: str
     count: int = 1
     machine: float = 0.6
     cores: int = 8
@@ -45,15 +60,28 @@ class Device:
         return self.count * self.card_watts + HOST_WATTS
 
     @property
-    def tflops(self) -> float:
+    def peak(self) -> Peak:
         peak = peak_of(self.name)
         assert peak is not None  # a test holds that each row has one
-        return peak.bf16 or peak.fp16 or peak.fp32
+        return peak
+
+    @property
+    def tflops(self) -> float:
+        return self.peak.bf16 or self.peak.fp16 or self.peak.fp32
+
+    @property
+    def fp32(self) -> float:
+        """How many times slower than in training a product is in eval, which measures in fp32 on one device."""
+        return self.count * max(1.0, self.efficiency * self.tflops / (FP32 * self.peak.fp32))
 
     def seconds(self, config: ModelConfig, batch: int) -> float:
         share = self.efficiency * config.dim / (config.dim + HALF)
+        products = training_flops(config, config.context_tokens) / (share * self.tflops * 1e12)
+        layer, logit, score = BYTES[self.code]
+        layer_bytes = layer * (config.dim + config.ffn_dim) + score * config.dim * config.context_tokens
+        moved = config.layers * layer_bytes + logit * config.vocab_size
         several = self.count if self.count == 1 else self.count * SEVERAL
-        return training_flops(config, config.context_tokens) / (share * self.tflops * 1e12 * several)
+        return (products + moved / (BANDWIDTH * self.gb_per_second * 1e9)) / several
 
     def fits(self, config: ModelConfig, batch: int) -> bool:
         return ROOM * config.parameter_count() < self.memory_gib * GIB
@@ -78,7 +106,8 @@ def table() -> tuple[Device, ...]:
     with open(Path(__file__).with_suffix(".tsv"), encoding="utf-8", newline="") as file:
         rows = list(csv.reader(file, delimiter="\t"))[1:]
     return tuple(
-        Device(name, float(memory), float(watts), float(share), source) for name, memory, watts, share, source in rows
+        Device(name, float(memory), float(rate), float(watts), float(share), *words)
+        for name, memory, rate, watts, share, *words in rows
     )
 
 
@@ -86,16 +115,20 @@ def names() -> list[str]:
     return [device.name for device in table()]
 
 
+def known(name: str) -> Device | None:
+    """The device that torch or a person calls so: of the same row of peaks, or the only one with these words."""
+    wanted = re.sub(r"[\s_-]+", " ", name).strip()
+    peak, words = peak_of(wanted), set(wanted.lower().split())
+    fitting = [
+        device
+        for device in table()
+        if (device.peak is peak if peak else words and words <= set(device.name.lower().split()))
+    ]
+    return fitting[0] if len(fitting) == 1 else None
+
+
 def find(name: str, count: int = 1) -> Device:
     """The device that a person means; ParamsError with the nearest names."""
-    wanted = re.sub(r"[\s_-]+", " ", name.lower()).strip()
-    fitting = [device for device in table() if wanted in device.name.lower() or device.name.lower() in wanted]
-    if fitting:
-        best = min(fitting, key=lambda device: abs(len(device.name) - len(wanted)))
-        return dataclasses.replace(best, count=count)
-    raise ParamsError(f"no device '{name}' in the table", where="--device", fix=suggest(wanted.upper(), names()))
-
-
-def watts(name: str) -> float:
-    """Of the device that is here; a usual card's where it is not in the table."""
-    return next((device.watts for device in table() if device.name.lower() in name.lower()), 300.0 + HOST_WATTS)
+    if device := known(name):
+        return dataclasses.replace(device, count=count)
+    raise ParamsError(f"no device '{name}' in the table", where="--device", fix=suggest(name.upper(), names()))

@@ -46,13 +46,19 @@ class Wish:
 
 
 class Speed(Protocol):
-    """A device: `seconds` for a token of training; `machine` is how slow the rest is, 1 as the reference."""
+    """A device: `seconds` for a token of training; `machine` is how slow the rest is, 1 as the reference.
+
+    fp32: how many times slower than in training a product is in fp32, in which eval reads.
+    """
 
     name: str
     machine: float
     cores: int
     watts: float
     accelerator: bool
+
+    @property
+    def fp32(self) -> float: ...
 
     def seconds(self, config: ModelConfig, batch: int) -> float: ...
 
@@ -159,6 +165,6 @@ def _other_seconds(each: float, tokens: float, data: Data, speed: Speed) -> dict
     megabytes = _read(tokens, data) * data.bytes_per_token / 1e6
     return {
         "data": speed.machine * (DATA_SECONDS + DATA_SECONDS_PER_MB * megabytes * 2 / max(2, speed.cores)),
-        "eval": with_model("eval", speed.machine, each),
+        "eval": with_model("eval", speed.machine, each, data.eval_tokens * speed.fp32),
         "export": with_model("export", speed.machine, each),
     }

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from athanor.base.host import load
 from athanor.model import gpu_family
 from athanor.model.config import ModelConfig
 from athanor.model.device import prepare
@@ -34,10 +35,12 @@ from athanor.training.setup import Choices, DeviceSpec, setup_device, tuned
 from athanor.training.step import Stepper
 
 WARM_STEPS, MIN_STEPS = 2, 4
+SAME = 0.1  # from what was timed before: the difference is taken for noise, so that a recipe stays the same
 _LONG_RUN = 10_000  # steps: choices as for a training that compiling pays for
 DOCUMENT_TOKENS = 600  # of a made-up row's documents, about the default's mean
 REFERENCE_LOOP_SECONDS = 0.0328  # of `_loop_seconds` on the machine of sizing/solve.py
 CPU_WATTS = 45  # of a laptop or a small server under load
+CARD_WATTS = 400  # of a card that is not in the table, with its host
 
 
 class Measured:
@@ -48,7 +51,9 @@ class Measured:
     def __init__(self, settings: Machine, pretrain: PretrainParams) -> None:
         self.settings, self.pretrain = settings, pretrain
         self.cores = settings.threads
-        self.machine = _loop_seconds() / REFERENCE_LOOP_SECONDS
+        self._before = speeds.load(anchor()) or speeds.Speeds(0.0, 0, {})
+        self.machine = _kept(_loop_seconds() / REFERENCE_LOOP_SECONDS, self._before.machine)
+        self.load = load()  # before anything is timed
         self._measured: dict[ModelConfig, float] = {}
         self.device = prepare(settings.device, settings.threads)
         self.name = (
@@ -57,16 +62,19 @@ class Measured:
             else gpu_family.name(self.device)
         )
         self.accelerator = not self.on_cpu
-        self.watts = CPU_WATTS if self.on_cpu else devices.watts(self.name)
+        card = devices.known(self.name)
+        self.watts = card.watts if card else CPU_WATTS if self.on_cpu else CARD_WATTS
+        self.fp32 = card.fp32 if card else 1.0
 
     @property
     def on_cpu(self) -> bool:
         return bool(self.device.type == "cpu")
 
     def measure(self, config: ModelConfig, batch: int) -> float:
-        """Seconds for a token, measured by real steps of this shape; the median of a few seconds of them."""
+        """Seconds for a token, measured by real steps of this shape; what was measured before, if it is nearly that."""
         if config not in self._measured:
-            self._measured[config] = seconds_per_step(config, batch, self) / batch
+            found = seconds_per_step(config, batch, self) / batch
+            self._measured[config] = _kept(found, self._before.seconds.get(config, 0.0))
         return self._measured[config]
 
     def is_measured(self, config: ModelConfig) -> bool:
@@ -96,11 +104,18 @@ class Measured:
 
     def keep(self) -> None:
         """Store what was measured, for `athanor plan` on this machine."""
-        speeds.save(anchor(), speeds.Speeds(self.machine, self.cores, self._measured))
+        speeds.save(anchor(), speeds.Speeds(self.machine, self.cores, self._measured, self.fp32))
+
+
+def _kept(found: float, before: float) -> float:
+    return before if abs(found - before) <= SAME * before else found
 
 
 def seconds_per_step(config: ModelConfig, batch: int, of: Measured) -> float:
-    """The median time of an optimiser step as the stage would make it, on rows of several made-up documents."""
+    """Time an optimiser step as the stage would make it, on rows of several made-up documents.
+
+    Other programs only add time, so a quarter of the steps is faster than the result.
+    """
     with _stepper(config, batch, of) as step:
         for _ in range(WARM_STEPS):
             step()
@@ -109,7 +124,7 @@ def seconds_per_step(config: ModelConfig, batch: int, of: Measured) -> float:
             started = time.perf_counter()
             step()
             times.append(time.perf_counter() - started)
-    return statistics.median(times)
+    return statistics.quantiles(times, n=4)[0]
 
 
 @contextlib.contextmanager
@@ -151,7 +166,7 @@ def _loop_seconds() -> float:
     """The best of a few runs of what stages on data do: Python's own loop, text, and checksums; on one core."""
     text = "The quick brown fox jumps over the lazy dog; " * 2000
     best = math.inf
-    for _ in range(3):
+    for _ in range(10):
         started = time.perf_counter()
         counts: dict[str, int] = {}
         for word in text.split():

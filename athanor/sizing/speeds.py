@@ -26,16 +26,22 @@ STAGES = {
     "shard": 1.6,
     "sft-data": 6.5,
 }
-WITH_MODEL = {"eval": (12.0, 155_000), "export": (9.0, 40_000)}  # and the work of the model, as tokens of training
+# And the work of the model, as tokens of training. Of eval it is the battery; the text that it reads comes on top.
+WITH_MODEL = {"eval": (12.0, 105_000), "export": (9.0, 40_000)}
+FORWARD = 1 / 3  # of the operations of training
 EXPONENT = 0.93  # time of a token by its operations, between two shapes: larger products run better
 
 
 class Speeds(NamedTuple):
-    """`machine`: how slow the stages without training are, 1 as the reference; seconds for a token of training by shape."""
+    """`machine`: how slow the stages without training are, 1 as the reference; seconds for a token of training by shape.
+
+    fp32: how many times slower than in training a product is in fp32.
+    """
 
     machine: float
     cores: int
     seconds: dict[ModelConfig, float]
+    fp32: float = 1.0
 
 
 def scaled(known: Mapping[ModelConfig, float], config: ModelConfig) -> float:
@@ -46,10 +52,10 @@ def scaled(known: Mapping[ModelConfig, float], config: ModelConfig) -> float:
     return known[nearest] * ratios[nearest] ** EXPONENT
 
 
-def with_model(stage: str, machine: float, seconds_per_token: float) -> float:
-    """Seconds of a stage that runs the model and does not train it."""
+def with_model(stage: str, machine: float, seconds_per_token: float, read_tokens: float = 0.0) -> float:
+    """Seconds of a stage that runs the model and does not train it; `read_tokens` at the forward's cost."""
     fixed, tokens = WITH_MODEL[stage]
-    return machine * fixed + tokens * seconds_per_token
+    return machine * fixed + (tokens + FORWARD * read_tokens) * seconds_per_token
 
 
 def first_run(stage: str, speeds: Speeds, config: ModelConfig | None, tokens: int | None) -> float | None:
@@ -60,7 +66,7 @@ def first_run(stage: str, speeds: Speeds, config: ModelConfig | None, tokens: in
         return None
     each = speeds.seconds.get(config) or scaled(speeds.seconds, config)
     if stage in WITH_MODEL:
-        return with_model(stage, speeds.machine, each)
+        return with_model(stage, speeds.machine, each, (tokens or 0) * speeds.fp32)
     if tokens is None or stage not in ("pretrain", "sft"):
         return None
     return speeds.machine * START_SECONDS + tokens * each * (SFT_COST if stage == "sft" else 1.0)
@@ -70,7 +76,8 @@ def save(root: Path, speeds: Speeds) -> None:
     before = load(root)
     known = {**(before.seconds if before else {}), **speeds.seconds}
     rows = [{"model": config.to_dict(), "seconds": seconds} for config, seconds in known.items()]
-    write_json(root / FILE, {"host": platform.node(), "machine": speeds.machine, "cores": speeds.cores, "rows": rows})
+    about = {"machine": speeds.machine, "cores": speeds.cores, "fp32": speeds.fp32}
+    write_json(root / FILE, {"host": platform.node(), **about, "rows": rows})
 
 
 def load(root: Path) -> Speeds | None:
@@ -80,6 +87,6 @@ def load(root: Path) -> Speeds | None:
         if stored["host"] != platform.node():
             return None
         known = {ModelConfig.from_dict(row["model"]): row["seconds"] for row in stored["rows"]}
-        return Speeds(stored["machine"], stored["cores"], known) if known else None
+        return Speeds(stored["machine"], stored["cores"], known, stored.get("fp32", 1.0)) if known else None
     except (InputError, ParamsError, KeyError, TypeError):
         return None

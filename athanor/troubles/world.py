@@ -129,7 +129,7 @@ class Condition:
 
     matches: an expression is found in a value; if it has a group, numbers and versions are read from there.
     absent: there are values, and none has this expression. below, above: a number. older, since: a version.
-    at_least: so many values fit. missing: there is none. denied: this user may not read and write the file.
+    at_least: so many values fit. missing: there is none that fits. denied: this user may not read and write the file.
     """
 
     file: str = ""
@@ -169,7 +169,7 @@ class Condition:
         if values is None:
             return False
         if self.missing:
-            return not values
+            return not any(map(self._fits, values))
         if self.absent:
             return bool(values) and not any(re.search(self.absent, value, re.MULTILINE) for value in values)
         return sum(map(self._fits, values)) >= self.at_least

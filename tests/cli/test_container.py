@@ -10,33 +10,10 @@ import pytest
 from athanor.cli import cli, container
 from athanor.hardware import cards
 from athanor.hardware.cards import Card
+from tests.test_image_context import ROOT
 
-KEEP = "--rm --stop-timeout 300 --volume athanor:/athanor"
-AMD = "--device /dev/kfd --device /dev/dri"
-GOLDEN = {
-    "run --chip cpu": f"docker run {KEEP} --env HF_TOKEN athanor:cpu athanor repro",
-    "run --chip cuda": f"docker run {KEEP} --gpus all --ipc=host --env HF_TOKEN athanor:cuda athanor repro",
-    "run --chip rocm": f"docker run {KEEP} {AMD} --group-add 44 --group-add 992 --ipc=host --env HF_TOKEN athanor:rocm "
-    "athanor repro",
-    "run --chip cuda --engine podman": f"podman run {KEEP} --device nvidia.com/gpu=all --security-opt label=disable "
-    "--ipc=host --env HF_TOKEN athanor:cuda athanor repro",
-    "run --chip rocm --engine podman": f"podman run {KEEP} {AMD} --group-add keep-groups --security-opt label=disable "
-    "--ipc=host --env HF_TOKEN athanor:rocm athanor repro",
-    "run --chip cpu --volume /": "docker run --rm --stop-timeout 300 --volume /:/athanor --user 7:8 --env HF_TOKEN "
-    "athanor:cpu athanor repro",
-    "run --chip cpu --volume / --engine podman": "podman run --rm --stop-timeout 300 --volume /:/athanor "
-    "--userns keep-id --user 7:8 --env HF_TOKEN athanor:cpu athanor repro",
-    "run --chip cpu --command serve": f"docker run {KEEP} --env HF_TOKEN --publish 127.0.0.1:8080:8080 athanor:cpu "
-    "athanor serve --host 0.0.0.0",
-    "run --chip cpu --command 'ui --port 9'": f"docker run {KEEP} --env HF_TOKEN --publish 127.0.0.1:9:9 athanor:cpu "
-    "athanor ui --port 9 --host 0.0.0.0",
-    "build --chip cpu": f"docker build --tag athanor:cpu --build-arg TORCH_INDEX={cards.INDEX}cpu .",
-    "build --chip cuda": "docker build --tag athanor:cuda --build-arg CHIP=cuda .",
-    "build --chip rocm": "docker build --tag athanor:rocm --build-arg CHIP=rocm "
-    f"--build-arg TORCH_INDEX={cards.INDEX}rocm7.2 .",
-    "build --chip rocm --base rocm/pytorch:a": "docker build --tag athanor:rocm --build-arg CHIP=rocm "
-    "--build-arg BASE=rocm/pytorch:a .",
-}  # fmt: skip
+# A command, and below it what it prints.
+GOLDEN = (ROOT / "tests/cli/golden/container.txt").read_text(encoding="utf-8").splitlines()
 
 
 @pytest.fixture
@@ -63,10 +40,10 @@ def command(text: str) -> str:
     return " ".join(re.sub(r"(?m)^#.*\n| \\$", "", text).split())
 
 
-@pytest.mark.parametrize("line", GOLDEN)
-def test_the_command(say, line):
+@pytest.mark.parametrize("line, printed", zip(GOLDEN[::2], GOLDEN[1::2], strict=True))
+def test_the_command(say, line, printed):
     text = say(line)
-    assert command(text) == GOLDEN[line]
+    assert command(text) == printed.strip()
     assert subprocess.run(["sh", "-n"], input=text, text=True).returncode == 0
     # A reason for each option that stands in it.
     listed = [option.strip() for option in re.findall(r"(?m)^  (-.*) \\$", text) if not option.startswith("--tag")]
@@ -87,3 +64,27 @@ def test_values_stay_where_they_are(say, monkeypatch):
     said = say("run") + say("build")
     assert "planted" not in said and "--build-arg TORCH_INDEX" in said and "/home/me" not in said
     assert "--env HF_TOKEN --env MLFLOW_TRACKING_PASSWORD --env NCCL_P2P_DISABLE athanor" in command(said)
+
+
+def test_what_the_cards_want_more(say):
+    mi50, strix = Card("rocm", "gfx906", "AMD"), Card("rocm", "gfx1151", "AMD")
+    more = [
+        {word for word in ("SYS_PTRACE", "AOTRITON_ENABLE_EXPERIMENTAL=1") if word in say("run", *cards)}
+        for cards in ((mi50,), (mi50, mi50), (strix,))
+    ]
+    assert more == [set(), {"SYS_PTRACE"}, {"AOTRITON_ENABLE_EXPERIMENTAL=1"}]
+    assert "nvidia-ctk cdi generate" in say("run --chip cuda --engine podman")
+
+
+def test_a_worktree_takes_the_folder_of_git_along(tmp_path, say):
+    """To where the `.git` file points, as seen from /athanor."""
+    for told, inside in (("../main/.git/worktrees/w", "/main/.git"), ("/b/.git/worktrees/w", "/b/.git")):
+        (tmp_path / ".git").write_text(f"gitdir: {told}\n")
+        outside = tmp_path.parent / "main/.git" if inside == "/main/.git" else inside
+        assert f":/athanor --volume {outside}:{inside} --user" in command(say(f"run --volume {tmp_path}"))
+
+
+def test_the_image_has_compilers_and_takes_no_pins_of_its_base():
+    assert re.search(
+        r"g\+\+ gcc (?s:.*)\nENV PIP_CONSTRAINT=\n(?s:.*)tools/install.py\n", (ROOT / "Dockerfile").read_text()
+    )

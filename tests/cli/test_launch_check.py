@@ -129,7 +129,15 @@ def test_a_node_that_never_comes_is_named_in_ten_seconds(tmp_path):
 
 def rank(node, **more):
     versions = {"python": "3.12.1", "torch": "2.13.0", "athanor": "1a2b3c4"}
-    about = {"node": node, "host": f"host{node}", "pid": 4711, "device": "AMD EPYC", "network": "eth0", "limit": None}
+    about = {
+        "node": node,
+        "host": f"host{node}",
+        "pid": 4711,
+        "device": "AMD EPYC",
+        "network": "eth0",
+        "limit": None,
+        "load": 0.5,
+    }
     return about | {"versions": versions | more.pop("versions", {})} | more
 
 
@@ -157,6 +165,15 @@ def test_a_link_is_slow_beside_the_others_and_below_its_own_limit():
     assert len(told) == 2 and all("its link allows 1.25 GB/s" in text for text in told)
     assert "gigabit Ethernet allows" in next(check.warnings(report(*nodes[:2], links=(5e6, 5e6))))
     assert not list(check.warnings(report(rank(0), rank(0), links=(5e6, 5e6))))  # no network between them
+
+
+def test_a_busy_host_is_not_called_a_bad_cable():
+    assert not list(check.warnings(report(rank(0), rank(0), links=(9e8, 1e8))))  # no cable, either
+    assert "PCIe" in next(check.warnings(report(rank(0), rank(0), links=(9e8, 1e8), device="cuda")))
+    for load in (3.0, 12.0):  # and a tenth of what the other reaches
+        found = report(rank(0, load=load), rank(1), links=(9e8, 9e7), limit=1e8, warnings=[])
+        assert len(list(check.warnings(found))) == (load == 3)
+        assert f"busy, {load} processes for each core" in check.text(found)
 
 
 def test_each_meets_each_other_one_once_and_nobody_is_in_two_pairs_at_a_time():

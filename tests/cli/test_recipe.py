@@ -49,7 +49,9 @@ def test_a_recipe_for_a_card_that_is_not_here_becomes_a_preset(project, capsys):
     words = ["--hours", "8", "--device", "RTX 4090", "--from", "plasma-1.1", "--save", "night"]
     assert cli.call("recipe", words) == 0
     out = capsys.readouterr().out
-    assert "RTX 4090" in out and "on each of 4" in out
+    assert "RTX 4090" in out and "on each of 4" in out and "within a factor" in out
+    assert cli.call("recipe", ["--tokens", "1e8", "--device", "mi50", "--from", "plasma-1.1"]) == 0
+    assert "at least" in capsys.readouterr().out
     assert (project / "presets/night.yaml").read_text(encoding="utf-8").startswith("# ")
     values = presets.values(project / "presets/night.yaml")
     base = presets.values(project / "presets/plasma-1.1.yaml")
@@ -68,6 +70,7 @@ def test_a_recipe_for_a_card_that_is_not_here_becomes_a_preset(project, capsys):
         (["--hours", "1", "--device", "rtx 9999"], "RTX"),
         (["--hours", "1", "--from", "plasma"], "plasma-1"),
         (["--hours", "1", "--from", "micro", "--write"], "--save"),
+        (["--hours", "1", "--from", "lora-mi50"], "LoRA"),
         ([], "--hours"),
     ],
 )

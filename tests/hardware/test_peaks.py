@@ -2,59 +2,27 @@
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
+
 import pytest
 import torch
 
 from athanor.hardware import kernels
-from athanor.hardware.peaks import find, measured_tflops, peak_tflops, peaks
+from athanor.hardware.peaks import measured_tflops, peak_tflops, peaks
 from athanor.model.config import ModelConfig
+from athanor.sizing import devices
+
+with open(Path(__file__).with_name("cards.tsv"), encoding="utf-8", newline="") as file:
+    CARDS = list(csv.reader(file, delimiter="\t"))[1:]
 
 
-@pytest.mark.parametrize(
-    ("name", "bf16", "fp32"),
-    [
-        ("NVIDIA A100-SXM4-80GB", 312.0, 19.5),
-        ("NVIDIA A100-PCIE-40GB", 312.0, 19.5),
-        ("NVIDIA H100 80GB HBM3", 989.4, 66.9),
-        ("NVIDIA H100 PCIe", 756.0, 51.2),
-        ("NVIDIA H100 NVL", 835.0, 60.0),
-        ("NVIDIA H200", 989.4, 66.9),
-        ("NVIDIA GH200 480GB", 989.4, 66.9),
-        ("NVIDIA B200", 2250.0, 75.0),
-        ("NVIDIA L4", 121.0, 30.3),
-        ("NVIDIA L40S", 362.0, 91.6),
-        ("NVIDIA GeForce RTX 2080 Ti", None, 13.4),
-        ("NVIDIA GeForce RTX 3080 Ti", 68.2, 34.1),
-        ("NVIDIA GeForce RTX 3080", 59.5, 29.8),
-        ("NVIDIA GeForce RTX 4090", 165.2, 82.6),
-        ("NVIDIA GeForce RTX 4070 Ti SUPER", 88.2, 44.1),
-        ("NVIDIA GeForce RTX 5080", 112.6, 56.3),
-        ("AMD Instinct MI50/MI60", None, 13.3),
-        ("AMD Instinct MI250X", 191.5, 47.9),
-        ("AMD Instinct MI300X", 1307.4, 163.4),
-        ("AMD Instinct MI355X", 2516.6, 157.3),
-        ("AMD Radeon RX 7900 XTX", 122.8, 61.4),
-        ("Radeon 8060S Graphics", 59.4, 29.7),
-    ],
-)
-def test_dense_rates_by_device_name(name, bf16, fp32):
-    assert (peak_tflops(name, "bf16"), peak_tflops(name, "fp32")) == (bf16, fp32)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "",
-        "cpu",
-        "NVIDIA L40",
-        "NVIDIA GeForce RTX 4090 D",
-        "NVIDIA GeForce RTX 4090 Laptop GPU",
-        "Tesla T4",
-        "NVIDIA H20",
-    ],
-)
-def test_an_unknown_card_has_no_peak(name):
-    assert find(name) is None and peak_tflops(name, "bf16") is None
+@pytest.mark.parametrize(("name", "bf16", "fp32", "device"), CARDS)
+def test_dense_rates_and_the_device_of_recipes_by_name(name, bf16, fp32, device):
+    """A name that has no rate is no card of the table, or could be two."""
+    assert [str(peak_tflops(name, kind) or "") for kind in ("bf16", "fp32")] == [bf16, fp32]
+    found = devices.known(name)
+    assert (found.name if found else "") == device
 
 
 def test_the_table_is_plausible():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import platform
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +17,7 @@ from athanor.cli.plan.forecast import Forecast, Training
 from athanor.runtime import presets
 from athanor.runtime.machine import machine
 from athanor.runtime.schema import check_values
-from athanor.sizing import speeds
+from athanor.sizing import speed, speeds
 from athanor.sizing.shapes import LADDER
 from athanor.sizing.speed import Measured
 
@@ -59,6 +61,22 @@ def test_plan_has_times_before_the_first_run():
     for stage, known in (("download", False), ("eval", True)):
         found = before_first_run(nothing, SimpleNamespace(stage=stage), hub, None, measured)
         assert (found.seconds is not None) is known
+    assert found.seconds > 400  # of 5 million tokens' work; the default's is half a minute
+
+
+def test_steps_that_are_timed_again_give_the_same_recipe(monkeypatch, tmp_path):
+    """Other programs make some steps slower, and a shape's place on the ladder turns at a few per cent."""
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+    now = [0.0]
+    pretrain = check_values(presets.values(Path("presets/default.yaml")))["pretrain"]
+    for seconds, expected in ((0.1, 0.1), (0.107, 0.1), (0.13, 0.13)):
+        measured, times = Measured(machine(), pretrain), itertools.cycle((seconds, 0.25, 0.25))
+        with monkeypatch.context() as patched:
+            steps = contextlib.nullcontext(lambda times=times: now.append(now[-1] + next(times)))
+            patched.setattr(speed, "_stepper", lambda *_, steps=steps: steps)
+            patched.setattr(speed.time, "perf_counter", lambda: now[-1])
+            assert measured.measure(SMALL, 2048) == pytest.approx(expected / 2048)
+        measured.keep()
 
 
 def test_memory_is_known_where_the_device_chooses_the_precision():

@@ -133,6 +133,7 @@ def test_conditions(tmp_path: Path) -> None:
         "file=/a/*/n absent=16": False, "file=/a/*/n absent=32": True, "file=/nothing absent=x": False,
         "file=/k older=6.18.4": True, "file=/k older=6.14": False, "file=/k since=6.14": True,
         "env=E matches=^1$": True, "env=F missing=1": True, "env=F absent=1": False,
+        "env=E matches=1 missing=1": False, "env=E matches=0 missing=1": True,
         "card=gfx": True, "card=. at_least=2": True, "card=gfx at_least=2": False,
         "package=torch matches=rocm(.*) older=6.4": True, "package=numpy": False,
         "file=/d denied=1": True, "file=/k denied=1": False, "setting=launch.nodes above=1": False,

@@ -31,6 +31,8 @@ FIXES = {
     "driver": "the same driver on every node",
     "device": "the same kind of processor or card on every rank: sums in another order differ, and a training stops at that",
 }
+CABLE = "its cable, port and interface (ethtool NAME, GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME), or leave the node out"
+SLOT = "its PCIe slot, and what lies between the cards (athanor doctor)"
 SAME_PACKAGES = "the same environment on every node: make setup with the same requirements.txt"
 
 
@@ -68,8 +70,9 @@ def warnings(found: Mapping[str, Any]) -> Iterator[str]:
         if len(values) > 1:
             told = "; ".join(f"{value} on {_places(ranks, numbers)}" for value, numbers in values.items())
             yield f"{name} differs: {told}. Fix: {FIXES.get(name, SAME_PACKAGES)}"
-    several, limit = _nodes(ranks) > 1, _limit(found)
-    for link, measure in slow_links(found["pairs"], (limit or GIGABIT) if several else None):
+    several, limit, slow = _nodes(ranks) > 1, _limit(found), SLOW / busy(ranks)
+    cables = several or found["device"] == "cuda"  # between processes on a CPU there is only its memory
+    for link, measure in slow_links(found["pairs"] if cables else (), (limit or GIGABIT) if several else None, slow):
         usual = (
             "its link allows"
             if measure == limit
@@ -79,12 +82,16 @@ def warnings(found: Mapping[str, Any]) -> Iterator[str]:
         )
         yield (
             f"{_place(ranks, link['from'], several)} -> {_place(ranks, link['to'], several)}:"
-            f" {size(link['bytes_per_second'])}/s, {usual} {size(measure)}/s."
-            " Fix: its cable, port and interface (ethtool NAME, GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME), or leave the node out"
+            f" {size(link['bytes_per_second'])}/s, {usual} {size(measure)}/s. Fix: {CABLE if several else SLOT}"
         )
     best = max(row["bus_bytes_per_second"] for row in found["all_reduce"])
-    if limit and best < SLOW * limit:
+    if limit and best < slow * limit:
         yield f"all-reduce reaches {size(best)}/s, its link allows {size(limit)}/s. Fix: NCCL_DEBUG=INFO tells the way that is taken"
+
+
+def busy(ranks: Sequence[Mapping[str, Any]]) -> float:
+    """How many times slower a measurement may be for the load of the hosts: processes for each core, 1 at least."""
+    return max(1.0, *(rank["load"] for rank in ranks))
 
 
 def _limit(found: Mapping[str, Any]) -> float | None:
@@ -164,6 +171,7 @@ def text(found: Mapping[str, Any]) -> str:
         "launch_check.txt.j2",
         found=found,
         nodes=_nodes(ranks),
+        busy=busy(ranks),
         same=same,
         limit=_limit(found),
         size=size,

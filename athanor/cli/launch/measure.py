@@ -14,6 +14,7 @@ from athanor.training.world import World
 
 SIZES = tuple(4000 * 4**power for power in range(8))  # bytes, 4 kB to 66 MB
 BUDGET = 0.3  # s for one size
+TRIES = 5  # of a pair, of which the fastest counts: other programs only add time
 CEILING = 8.0  # s: a size of which one would take longer is left out
 MAX_REPEATS = 50
 TRIAL_BYTES = 256_000  # that a pair sends to find out how many it can measure with
@@ -69,23 +70,24 @@ def tournament(count: int) -> Iterator[list[tuple[int, int]]]:
         ring = [ring[0], ring[-1], *ring[1:-1]]
 
 
-def slow_links(links: Sequence[dict[str, Any]], limit: float | None) -> list[tuple[dict[str, Any], float]]:
-    """The links far below the others or below `limit` (bytes/s), each with what it was held against."""
+def slow_links(links: Sequence[dict[str, Any]], limit: float | None, slow: float) -> list[tuple[dict[str, Any], float]]:
+    """The links below a share, `slow`, of the others or of `limit` (bytes/s), each with what it was held against."""
     found = []
     for link in links:
         others = [other["bytes_per_second"] for other in links if other is not link]
         usual = statistics.median(others) if others else 0.0
         for measure in (usual, limit or 0.0):
-            if link["bytes_per_second"] < SLOW * measure:
+            if link["bytes_per_second"] < slow * measure:
                 found.append((link, measure))
                 break
     return found
 
 
 def _transfer(world: Any, device: torch.device, sender: int, receiver: int, speeds: Tensor) -> None:
-    """Time one direction, by the sender's clock up to the receiver's word that all has come."""
+    """Time one direction, by the sender's clock up to the receiver's word that all has come; the best of some tries."""
     words, size = torch.zeros(1, dtype=torch.int64, device=device), TRIAL_BYTES
-    for trial in (True, False):
+    for number in range(1 + TRIES):
+        trial = not number
         tensor = torch.zeros(size // 4, device=device)
         if world.rank == receiver:
             world.dist.recv(tensor, sender)
@@ -96,11 +98,11 @@ def _transfer(world: Any, device: torch.device, sender: int, receiver: int, spee
             continue
         seconds = _timed(lambda: (world.dist.send(tensor, receiver), world.dist.recv(words, receiver)), device)
         if trial:
-            size = max(TRIAL_BYTES, min(SIZES[-1], int(TRIAL_BYTES * BUDGET / seconds) // 4 * 4))
+            size = max(TRIAL_BYTES, min(SIZES[-1], int(TRIAL_BYTES * BUDGET / TRIES / seconds) // 4 * 4))
             words.fill_(size)
             world.dist.send(words, receiver)
         else:
-            speeds[sender, receiver] = size / seconds
+            speeds[sender, receiver] = max(float(speeds[sender, receiver]), size / seconds)
 
 
 def _timed(work: Callable[[], object], device: torch.device) -> float:

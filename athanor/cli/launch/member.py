@@ -19,7 +19,7 @@ import torch
 
 from athanor.base.artifacts import read_json, write_json
 from athanor.base.errors import AthanorError
-from athanor.base.host import processor
+from athanor.base.host import load, processor
 from athanor.cli.launch.measure import all_reduce, pairs
 from athanor.cli.launch.meeting import Meeting
 from athanor.model.device import prepare
@@ -51,6 +51,7 @@ def facts(device: torch.device) -> dict[str, Any]:
         "local_rank": int(os.environ["LOCAL_RANK"]),
         "device": torch.cuda.get_device_name(number) if on_gpu else processor(),
         "network": name,
+        "load": load(),
         "limit": _gpu_limit(number, several_nodes) if on_gpu else network(name),
         "versions": {
             "python": platform.python_version(),

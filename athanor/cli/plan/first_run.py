@@ -9,7 +9,7 @@ from typing import Any
 from athanor.cli.plan.forecast import Forecast, Training
 from athanor.cli.plan.simulate import Step
 from athanor.sizing import speeds
-from athanor.sizing.data import conversation_tokens
+from athanor.sizing.data import conversation_tokens, eval_tokens
 
 
 def before_first_run(
@@ -23,7 +23,7 @@ def before_first_run(
         return found  # a network and a corpus of which nothing is known
     model = built["model"]
     config = model.config(model.vocab_size or built["tokenizer"].vocab_size)
-    tokens = found.tokens
+    tokens = eval_tokens(built) if step.stage == "eval" else found.tokens
     if step.stage == "sft" and tokens is None and training is not None:
         tokens = int(built["sft"].epochs * conversation_tokens(built))
     seconds = speeds.first_run(step.stage, measured, config, tokens)
