@@ -33,9 +33,8 @@ from athanor.runtime.schema import check_values
 from athanor.sizing import devices
 from athanor.sizing.data import Data, data_of
 from athanor.sizing.lines import Key, lines_of
-from athanor.sizing.memory import Parts, parts
 from athanor.sizing.solve import Recipe, Speed, Wish, choose
-from athanor.training.memory import StepFootprint
+from athanor.training.memory import Parts, StepFootprint
 from athanor.training.pretrain_params import PretrainParams
 
 PARAMS, FOLDER = Path("params.yaml"), Path("presets")
@@ -156,7 +155,7 @@ def memory_of(speed: Speed, config: ModelConfig, batch_tokens: int) -> tuple[Par
     """What a training step takes by its parts: of this device, and of each of several accelerators that share the model."""
     footprint: StepFootprint = speed.footprint(config, batch_tokens)
     several = SEVERAL if speed.accelerator else ()
-    return speed.memory(config, footprint), {count: parts(config, footprint, count) for count in several}
+    return speed.memory(config, footprint), {count: speed.memory(config, footprint, count) for count in several}
 
 
 def memory_lines(one: Parts, shared: Mapping[int, Parts]) -> list[str]:

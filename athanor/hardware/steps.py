@@ -1,4 +1,4 @@
-"""Whole training steps of a small part of a model: by number format, by micro-batch, compiled or not."""
+"""Whole training steps of a small part of a model: by number format, compiled or not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from athanor.hardware.kernels import compare, fastest, threads
+from athanor.hardware.kernels import compare, threads
 from athanor.model.config import ModelConfig
 from athanor.model.loss import Targets, training_loss
 from athanor.model.precision import LossScale, autocast, products
@@ -62,23 +62,6 @@ def by_format(
     model, data = truncated_model(config, device), batch(config, rows, device)
     calls: dict[str, Callable[[], Any]] = {name: functools.partial(step, model, data, name) for name in formats}
     return {name: data.next_N.numel() / seconds for name, seconds in compare(calls, device, budget_seconds).items()}
-
-
-def by_rows(
-    config: ModelConfig, max_rows: int, precision: str, device: torch.device, budget_seconds: float
-) -> list[dict[str, float]]:
-    """Tokens per second of micro-batches of 1, 2, 4 … rows, until the budget is spent or memory is."""
-    model, rows, speeds = truncated_model(config, device), 1, []
-    deadline = time.perf_counter() + budget_seconds
-    while rows <= max_rows and time.perf_counter() < deadline:
-        try:
-            data = batch(config, rows, device)
-            seconds = fastest(functools.partial(step, model, data, precision), device, budget_seconds / 8)
-        except torch.OutOfMemoryError:
-            break
-        speeds.append({"rows": rows, "tokens_per_second": data.next_N.numel() / seconds})
-        rows *= 2
-    return speeds
 
 
 def stable(config: ModelConfig, precision: str, device: torch.device) -> bool:
