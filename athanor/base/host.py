@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import platform
 import resource
 import subprocess
@@ -34,47 +33,37 @@ def peak_bytes(whose: int = resource.RUSAGE_SELF) -> int:
     return resource.getrusage(whose).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-_GROUPS = (  # below /sys/fs/cgroup: the folder, a group's limit, what it uses, and which of that the kernel gives up
-    ("0", "", "memory.max", "memory.current", "inactive_file"),
-    ("memory", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-)
-
-
 def free_memory_bytes(root: Path = Path("/")) -> int:
-    """Memory that is free now, within the limits of this process's control groups (version 1 and 2) and of those around them."""
-    meminfo = root / "proc/meminfo"
-    if meminfo.is_file():
-        free = 1024 * int(_rows(meminfo)["MemAvailable:"].split()[0])
-    else:
-        import psutil
+    """Memory that is free now, also by the limits of this process's control groups (version 1 and 2) and those around."""
+    import psutil
 
-        free = int(psutil.virtual_memory().available)
-    return max(0, min([free, *(limit - used for limit, used in _group_limits(root))]))
+    free = [psutil.virtual_memory().available, *(limit - used for limit, used in _limits(root))]
+    return max(0, min(free))
 
 
 def memory_bytes(root: Path = Path("/")) -> int:
     """The machine's memory, or what this process's control groups may use of it."""
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min([total, *(limit for limit, _ in _group_limits(root))])
+    import psutil
+
+    return min([psutil.virtual_memory().total, *(limit for limit, _ in _limits(root))])
 
 
-def _group_limits(root: Path) -> Iterator[tuple[int, int]]:
+def _limits(root: Path) -> Iterator[tuple[int, int]]:
     """Limit and use of each control group that has a limit: this process's own and its parents, as far as they are seen."""
     own = root / "proc/self/cgroup"
     lines = [line.split(":", 2) for line in own.read_text().splitlines()] if own.is_file() else []
-    for name, folder, limit, used, idle in _GROUPS:
-        paths = [path for number, kinds, path in lines if name in (number, *kinds.split(","))]
+    for _, controllers, path in lines:
+        if "memory" in controllers.split(","):
+            mount, files, idle = "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes"), "total_inactive_file "
+        elif not controllers:
+            mount, files, idle = "", ("memory.max", "memory.current"), "inactive_file "
+        else:
+            continue
         # In a container the mount may begin at the group itself, whatever its path is said to be.
-        group = Path(*(part for part in Path((paths or [""])[0]).parts if part not in ("/", "..")))
-        for inner in (group, *group.parents):
-            place = root / "sys/fs/cgroup" / folder / inner
+        group = Path(*(part for part in path.split("/") if part != ".."))
+        for folder in (root / "sys/fs/cgroup" / mount / inner for inner in (group, *group.parents)):
             with contextlib.suppress(OSError, ValueError):  # no such group, no limit ("max")
-                at_most, now = (int((place / file).read_text()) for file in (limit, used))
+                limit, used = (int((folder / file).read_text()) for file in files)
+                rows = (folder / "memory.stat").read_text().splitlines()
                 # Files that were read once count as used there; the kernel gives their pages up for the asking.
-                yield at_most, now - int(_rows(place / "memory.stat").get(idle, 0))
-
-
-def _rows(path: Path) -> dict[str, str]:
-    with contextlib.suppress(OSError):
-        return dict(line.split(None, 1) for line in path.read_text().splitlines())
-    return {}
+                yield limit, used - sum(int(row.removeprefix(idle)) for row in rows if row.startswith(idle))

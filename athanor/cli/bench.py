@@ -31,7 +31,6 @@ from athanor.runtime.machine import anchor, machine
 from athanor.runtime.progress import duration
 from athanor.tokenizer_training.params import TokenizerParams
 from athanor.training.attention import KERNELS
-from athanor.training.cpu_replicas import replica_count
 from athanor.training.memory import available_bytes
 from athanor.training.model_params import ModelParams
 from athanor.training.pretrain_params import PretrainParams
@@ -74,18 +73,8 @@ def _hardware(remeasure: bool) -> tuple[dict[str, object], str]:
             report=lambda part: print(f"measuring: {part}", file=sys.stderr, flush=True),
         )
         profile.save(root, measured_profile)
-    requested = Requested(
-        precision=pretrain.precision,
-        attention=local.attention,
-        compile=local.compile,
-        checkpointing=local.checkpointing,
-        micro_batch_tokens=local.micro_batch_tokens,
-        batch_tokens=pretrain.batch_tokens,
-        steps=pretrain.tokens // pretrain.batch_tokens,
-        replicas=replica_count(config, device),
-        threads=local.threads,
-        optimizer=pretrain.optimizer,
-    )
+    params = {name: getattr(pretrain, name) for name in ("precision", "batch_tokens", "optimizer")}
+    requested = Requested.of(local, config, device, pretrain.tokens // pretrain.batch_tokens, **params)
     record = resolve(requested, gpu_family.identify(device), config, measured_profile, free)
     return measured_profile, report(measured_profile, record)
 

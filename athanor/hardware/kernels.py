@@ -113,14 +113,13 @@ def operands(outputs: int, inputs: int, tokens: int, device: torch.device) -> tu
     return x_TI, w_OI, dy_TO
 
 
-def product(layout: str, x_TI: Tensor, w_OI: Tensor, dy_TO: Tensor) -> Callable[[], Tensor]:
-    """One of the three products of a linear layer, with transposes as training has them."""
-    calls: dict[str, Callable[[], Tensor]] = {
+def layouts(x_TI: Tensor, w_OI: Tensor, dy_TO: Tensor) -> dict[str, Callable[[], Tensor]]:
+    """The products of a linear layer by their names in LAYOUTS, with transposes as training has them."""
+    return {
         "forward": lambda: x_TI @ w_OI.t(),
         "input_gradient": lambda: dy_TO @ w_OI,
         "weight_gradient": lambda: dy_TO.t() @ x_TI,
     }
-    return calls[layout]
 
 
 def products(
@@ -143,9 +142,8 @@ def products(
         fp32 = operands(outputs, inputs, tokens, device)
         for name in list(flops):
             try:
-                narrow = [x.to(AUTOCAST[name] or torch.float32) for x in fp32]
-                for layout in LAYOUTS:
-                    took = fastest(product(layout, *narrow), device, budget_per_product)
+                for layout, call in layouts(*(x.to(AUTOCAST[name] or torch.float32) for x in fp32)).items():
+                    took = fastest(call, device, budget_per_product)
                     flops[name][layout] += 2.0 * outputs * inputs * tokens * times
                     seconds[name][layout] += took * times
             except RuntimeError:  # a format that this device has no products for

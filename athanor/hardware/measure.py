@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -18,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 
 from athanor.base import host
-from athanor.base.artifacts import read_json, write_json
 from athanor.base.errors import AthanorError
 from athanor.data.sampler import PretrainSampler
 from athanor.hardware import kernels, policy, profile, steps
@@ -29,7 +26,6 @@ from athanor.model.device import micro_batch, prepare
 from athanor.model.kernels import cpu_attention_fits
 from athanor.model.precision import AUTOCAST
 from athanor.training import checkpoint
-from athanor.training.compiling import first_line, run_in_subprocess
 from athanor.training.cpu_replicas import replica_count
 from athanor.training.memory import available_bytes
 
@@ -179,29 +175,15 @@ def memory(device: torch.device) -> dict[str, int | None]:
 
 def in_subprocess(config: ModelConfig, device: torch.device, count: int, root: Path, **how: Any) -> dict[str, Any]:
     """As `measure`, by a process of its own, whose allocator is gone with it; RuntimeError with its last words."""
-    limit = sum(how["bounds"]) + _START_SECONDS
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "profile.json"
-        job = {"config": config.to_dict(), "device": device.type, "count": count, "root": str(root), "out": str(out), **how}
-        _, problem = run_in_subprocess("athanor.hardware.measure", [json.dumps(job)], limit)
-        if problem:
-            raise RuntimeError(problem)
-        return dict(read_json(out))
+    job = {"config": config.to_dict(), "device": device.type, "count": count, "root": str(root), **how}
+    return dict(steps.answer_of("athanor.hardware.measure", job, sum(how["bounds"]) + _START_SECONDS))
 
 
-def main() -> int:
-    job = json.loads(sys.argv[1])
-    signal.alarm(int(sum(job["bounds"]) + _START_SECONDS) + 1)  # in case the process that would end this one is gone
-    config, count = ModelConfig.from_dict(job.pop("config")), job.pop("count")
-    out, bounds, root = Path(job.pop("out")), Bounds(*job.pop("bounds")), Path(job.pop("root"))
-    try:
-        found = measure(config, prepare(job.pop("device"), count), count, bounds=bounds, root=root, **job)
-    except Exception as error:  # of a driver or a kernel: of any type
-        print(first_line(error))
-        return 1
-    write_json(out, found)
-    return 0
+def _measured(job: dict[str, Any]) -> dict[str, Any]:
+    config, device, root, bounds = (job.pop(name) for name in ("config", "device", "root", "bounds"))
+    device = prepare(device, job["count"])
+    return measure(ModelConfig.from_dict(config), device, root=Path(root), bounds=Bounds(*bounds), **job)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(steps.answer(_measured))

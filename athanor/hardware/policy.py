@@ -22,6 +22,7 @@ from athanor.model.gpu_family import Architecture, memory_share
 from athanor.model.kernels import cpu_attention_fits
 from athanor.training.activations import ACCELERATOR
 from athanor.training.attention import DEFAULT
+from athanor.training.cpu_replicas import replica_count
 from athanor.training.memory import USABLE, StepFootprint, training_bytes
 from athanor.training.setup import Choices
 
@@ -185,6 +186,13 @@ class Requested:
     replicas: int = 1
     threads: int = 1
     optimizer: str = "adamw"
+
+    @classmethod
+    def of(cls, local: Any, config: ModelConfig, device: torch.device, steps: int, **params: Any) -> Requested:
+        """From the machine settings, and `params` of the stage: precision, batch_tokens, optimizer."""
+        names = ("attention", "compile", "checkpointing", "micro_batch_tokens", "threads")
+        settings = {name: getattr(local, name) for name in names}
+        return cls(**settings, steps=steps, replicas=replica_count(config, device), **params)
 
     def explicit(self) -> dict[str, Any]:
         """What is set and not left to choose, by the names of `Choices`."""

@@ -27,7 +27,6 @@ from athanor.runtime.machine import anchor, machine
 from athanor.runtime.run import Run
 from athanor.runtime.slots import Slot
 from athanor.training.compiling import first_line
-from athanor.training.cpu_replicas import replica_count
 from athanor.training.memory import available_bytes
 from athanor.training.setup import Choices, check_batch
 from athanor.training.world import SINGLE, World
@@ -91,17 +90,8 @@ def choose(
     if device.type == "mps" and local.compile == AUTO:  # torch's compiler for Metal is a prototype
         local = dataclasses.replace(local, compile="off")
     saved = next((record for record in map(_read_record, folders) if record is not None), None)
-    requested = Requested(
-        precision=precision,
-        attention=local.attention,
-        compile=local.compile,
-        checkpointing=local.checkpointing,
-        micro_batch_tokens=local.micro_batch_tokens,
-        batch_tokens=batch_tokens,
-        steps=steps,
-        replicas=replica_count(config, device),
-        threads=local.threads,
-        optimizer=optimizer,
+    requested = Requested.of(
+        local, config, device, steps, precision=precision, batch_tokens=batch_tokens, optimizer=optimizer
     )
     architecture, free = gpu_family.identify(device), available_bytes(device)
     if saved is not None:

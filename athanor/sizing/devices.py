@@ -12,6 +12,8 @@ import functools
 import re
 from pathlib import Path
 
+import torch
+
 from athanor.base.errors import ParamsError, suggest
 from athanor.hardware.peaks import find as peak_of
 from athanor.hardware.policy import AUTO, Requested, footprint, resolve
@@ -19,7 +21,7 @@ from athanor.model.config import ModelConfig
 from athanor.model.flops import training_flops
 from athanor.model.gpu_family import Architecture
 from athanor.training.activations import ACCELERATOR
-from athanor.training.memory import RUNTIME_BYTES_ACCELERATOR, Parts, StepFootprint, parts
+from athanor.training.memory import RUNTIME_BYTES_ACCELERATOR, StepFootprint
 
 HALF = 256  # width at which half of a card's share is reached
 SEVERAL = 0.92  # of the speed, for each device when there are more than one
@@ -40,7 +42,7 @@ class Device:
     count: int = 1
     machine: float = 0.6
     cores: int = 8
-    accelerator: bool = True
+    device: torch.device = ACCELERATOR
 
     @property
     def watts(self) -> float:
@@ -67,9 +69,6 @@ class Device:
         asked = Requested("bf16", AUTO, "off", AUTO, 0, share, 0, optimizer="muon")
         free = int(self.memory_gib * GIB) - RUNTIME_BYTES_ACCELERATOR
         return footprint(config, resolve(asked, architecture, config, None, free).choices, asked, architecture)
-
-    def memory(self, config: ModelConfig, footprint: StepFootprint, shards: int = 1) -> Parts:
-        return parts(config, footprint, ACCELERATOR, shards=shards)
 
 
 @functools.cache

@@ -25,7 +25,7 @@ from athanor.runtime.machine import Machine, anchor, machine
 from athanor.sizing import devices, speeds
 from athanor.training.cpu_replicas import CpuReplicas
 from athanor.training.loop import Hooks
-from athanor.training.memory import Parts, StepFootprint, available_bytes, parts
+from athanor.training.memory import StepFootprint, available_bytes
 from athanor.training.optimizer import OptimizerSettings
 from athanor.training.pretrain_params import PretrainParams
 from athanor.training.settings import LoopSettings
@@ -55,7 +55,6 @@ class Measured:
             if self.on_cpu
             else gpu_family.name(self.device)
         )
-        self.accelerator = not self.on_cpu
         self.watts = CPU_WATTS if self.on_cpu else devices.watts(self.name)
 
     @property
@@ -88,9 +87,6 @@ class Measured:
         with tempfile.TemporaryDirectory() as folder:
             optimizer, precision = self.pretrain.optimizer, self.pretrain.precision
             return choose([Path(folder)], config, precision, batch, _LONG_RUN, optimizer=optimizer).choices
-
-    def memory(self, config: ModelConfig, footprint: StepFootprint, shards: int = 1) -> Parts:
-        return parts(config, footprint, self.device, shards=shards)
 
     def keep(self) -> None:
         """Store what was measured, for `athanor plan` on this machine."""

@@ -153,7 +153,7 @@ class _Autocast(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in (F.linear, torch.mm, torch.bmm, torch.matmul):
+        if func is F.linear:
             return func(*map(self._converted, args), **kwargs)
         if func is not F.scaled_dot_product_attention:
             return func(*args, **kwargs)

@@ -6,15 +6,15 @@ import pytest
 
 from athanor.base import host
 
-GIB = 2**30
+MIB = 2**20
 
 
 @pytest.fixture
 def machine(tmp_path):
-    """Write files below a root folder: a machine with 10 GiB free, and control groups by their paths."""
+    """Write files below a root folder: control groups by their paths."""
 
     def write(groups: str, **limits: tuple[int | str, int, int]):
-        files = {"proc/meminfo": f"MemTotal: 99 kB\nMemAvailable: {10 * GIB // 1024} kB\n", "proc/self/cgroup": groups}
+        files = {"proc/self/cgroup": groups}
         old = "memory:" in groups
         names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if old else ("memory.max", "memory.current")
         for path, (limit, used, idle) in limits.items():
@@ -34,22 +34,22 @@ def machine(tmp_path):
 def test_limits_of_nested_control_groups_hold(machine, groups):
     """The own group, one around it, and none; pages of files that were only read are free."""
     own = groups.format("job/step")
-    assert host.free_memory_bytes(machine(own)) == 10 * GIB
-    assert host.free_memory_bytes(machine(own, job_step=(4 * GIB, 3 * GIB, GIB))) == 2 * GIB
-    root = machine(own, job_step=(8 * GIB, GIB, 0), job=(3 * GIB, 2 * GIB, GIB // 2))
-    assert host.free_memory_bytes(root) == 1.5 * GIB and host.memory_bytes(root) == 3 * GIB
-    assert host.free_memory_bytes(machine(own, job=(GIB, 2 * GIB, 0))) == 0
+    assert host.free_memory_bytes(machine(own)) > 100 * MIB
+    assert host.free_memory_bytes(machine(own, job_step=(4 * MIB, 3 * MIB, MIB))) == 2 * MIB
+    root = machine(own, job_step=(8 * MIB, MIB, 0), job=(3 * MIB, 2 * MIB, MIB // 2))
+    assert host.free_memory_bytes(root) == 1.5 * MIB and host.memory_bytes(root) == 3 * MIB
+    assert host.free_memory_bytes(machine(own, job=(MIB, 2 * MIB, 0))) == 0
 
 
 @pytest.mark.parametrize("path", ["/docker/8d1f", "/", "/../../job"])
 def test_in_a_container_the_mount_itself_is_the_group(machine, path):
     root = machine(f"0::{path}\n")
-    for name, text in {"memory.max": 2 * GIB, "memory.current": GIB}.items():
+    for name, text in {"memory.max": 2 * MIB, "memory.current": MIB, "memory.stat": "anon 1"}.items():
         (root / "sys/fs/cgroup").mkdir(parents=True, exist_ok=True)
         (root / "sys/fs/cgroup" / name).write_text(str(text))
-    assert host.free_memory_bytes(root) == GIB
+    assert host.free_memory_bytes(root) == MIB
 
 
 def test_without_a_limit_all_that_is_free_counts(machine):
-    assert host.free_memory_bytes(machine("0::/a\n", a=("max", 9 * GIB, 0))) == 10 * GIB
+    assert host.free_memory_bytes(machine("0::/a\n", a=("max", 9 * MIB, 0))) > 100 * MIB
     assert 0 < host.free_memory_bytes() <= host.memory_bytes()
