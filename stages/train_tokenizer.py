@@ -11,9 +11,9 @@ import numpy as np
 
 from athanor.base.artifacts import manifest_digest, new_dir
 from athanor.base.errors import InputError
+from athanor.base.host import free_memory_bytes
 from athanor.data.mixture import MixSource, Plan, check_sources, mix_sources, plan_mixture
 from athanor.data.mixture_params import MixtureParams
-from athanor.runtime.machine import free_memory_bytes
 from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
 from athanor.text.documents import read_documents, shard_files

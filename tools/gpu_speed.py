@@ -176,8 +176,8 @@ def choice(job: Any) -> Facts:
 
     (config, params), notes = shape(job, job.preset), list[str]()
     started, steps = time.perf_counter(), params.tokens // params.batch_tokens
-    choices, reasons = choose([job.work / "slot"], config, "auto", params.batch_tokens, steps, notes.append)
-    yield {"took_s": time.perf_counter() - started, **dataclasses.asdict(choices), "why": reasons, "notes": notes}
+    record = choose([job.work / "slot"], config, "auto", params.batch_tokens, steps, notes.append, params.optimizer)
+    yield {"took_s": time.perf_counter() - started, **dataclasses.asdict(record), "notes": notes}
     yield memory(job) | {"reserved_gb": torch.cuda.memory_reserved() / 1e9}
 
 

@@ -8,6 +8,7 @@ import platform
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -36,3 +37,39 @@ def peak_bytes(whose: int = resource.RUSAGE_SELF) -> int:
 def load() -> float:
     """Processes that want to compute, for each core, over the last minute."""
     return os.getloadavg()[0] / (os.cpu_count() or 1)
+
+
+def free_memory_bytes(root: Path = Path("/")) -> int:
+    """Memory that is free now, also by the limits of this process's control groups (version 1 and 2) and those around."""
+    import psutil
+
+    free = [psutil.virtual_memory().available, *(limit - used for limit, used in _limits(root))]
+    return max(0, min(free))
+
+
+def memory_bytes(root: Path = Path("/")) -> int:
+    """The machine's memory, or what this process's control groups may use of it."""
+    import psutil
+
+    return min([psutil.virtual_memory().total, *(limit for limit, _ in _limits(root))])
+
+
+def _limits(root: Path) -> Iterator[tuple[int, int]]:
+    """Limit and use of each control group that has a limit: this process's own and its parents, as far as they are seen."""
+    own = root / "proc/self/cgroup"
+    lines = [line.split(":", 2) for line in own.read_text().splitlines()] if own.is_file() else []
+    for _, controllers, path in lines:
+        if "memory" in controllers.split(","):
+            mount, files, idle = "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes"), "total_inactive_file "
+        elif not controllers:
+            mount, files, idle = "", ("memory.max", "memory.current"), "inactive_file "
+        else:
+            continue
+        # In a container the mount may begin at the group itself, whatever its path is said to be.
+        group = Path(*(part for part in path.split("/") if part != ".."))
+        for folder in (root / "sys/fs/cgroup" / mount / inner for inner in (group, *group.parents)):
+            with contextlib.suppress(OSError, ValueError):  # no such group, no limit ("max")
+                limit, used = (int((folder / file).read_text()) for file in files)
+                rows = (folder / "memory.stat").read_text().splitlines()
+                # Files that were read once count as used there; the kernel gives their pages up for the asking.
+                yield limit, used - sum(int(row.removeprefix(idle)) for row in rows if row.startswith(idle))

@@ -23,7 +23,7 @@ from athanor.base.strict import load_section
 from athanor.cli.render import fill_template
 from athanor.hardware import measure, policy, profile
 from athanor.hardware.kernels import LAYOUTS
-from athanor.hardware.policy import Requested, resolve
+from athanor.hardware.policy import Record, Requested, resolve
 from athanor.model import gpu_family
 from athanor.model.device import prepare
 from athanor.model.precision import AUTOCAST
@@ -31,11 +31,10 @@ from athanor.runtime.machine import anchor, machine
 from athanor.runtime.progress import duration
 from athanor.tokenizer_training.params import TokenizerParams
 from athanor.training.attention import KERNELS
-from athanor.training.cpu_replicas import replica_count
 from athanor.training.memory import available_bytes
 from athanor.training.model_params import ModelParams
 from athanor.training.pretrain_params import PretrainParams
-from athanor.training.setup import Choices, check_batch
+from athanor.training.setup import check_batch
 from athanor.training.vocabulary import load_vocabulary
 
 PARAMS = Path("params.yaml")
@@ -60,6 +59,7 @@ def _hardware(remeasure: bool) -> tuple[dict[str, object], str]:
     config = load_section(PARAMS, "model", ModelParams).config(vocabulary_size())
     check_batch(config, pretrain.batch_tokens, "pretrain")
     device = prepare(local.device, local.threads)
+    free = available_bytes(device)
     measured_profile = None if remeasure else profile.load(root, profile.fingerprint(config, device, local.threads))
     if measured_profile is None:
         measured_profile = measure.measure(
@@ -73,21 +73,10 @@ def _hardware(remeasure: bool) -> tuple[dict[str, object], str]:
             report=lambda part: print(f"measuring: {part}", file=sys.stderr, flush=True),
         )
         profile.save(root, measured_profile)
-    requested = Requested(
-        precision=pretrain.precision,
-        attention=local.attention,
-        compile=local.compile,
-        checkpointing=local.checkpointing,
-        micro_batch_tokens=local.micro_batch_tokens,
-        batch_tokens=pretrain.batch_tokens,
-        steps=pretrain.tokens // pretrain.batch_tokens,
-        replicas=replica_count(config, device),
-        threads=local.threads,
-    )
-    choices, reasons = resolve(
-        requested, gpu_family.identify(device), config, measured_profile, available_bytes(device)
-    )
-    return measured_profile, report(measured_profile, choices, reasons)
+    params = {name: getattr(pretrain, name) for name in ("precision", "batch_tokens", "optimizer")}
+    requested = Requested.of(local, config, device, pretrain.tokens // pretrain.batch_tokens, **params)
+    record = resolve(requested, gpu_family.identify(device), config, measured_profile, free)
+    return measured_profile, report(measured_profile, record)
 
 
 def vocabulary_size() -> int:
@@ -98,14 +87,14 @@ def vocabulary_size() -> int:
     return load_section(PARAMS, "tokenizer", TokenizerParams).vocab_size
 
 
-def report(profile: Mapping[str, Any], choices: Choices, reasons: Mapping[str, str]) -> str:
+def report(profile: Mapping[str, Any], record: Record) -> str:
     """The profile as text for a person, with the choices at the end."""
     compiled = profile["compile"]
     return fill_template(
         "bench.txt.j2",
         profile=profile,
-        choices=dataclasses.asdict(choices),
-        why=reasons,
+        choices=dataclasses.asdict(record.choices),
+        why=record.why,
         duration=duration(profile["seconds"]),
         break_even=policy.break_even(compiled, 1.0) if compiled["works"] else math.inf,
         layouts=LAYOUTS,

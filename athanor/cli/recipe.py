@@ -33,9 +33,8 @@ from athanor.runtime.schema import check_values
 from athanor.sizing import devices
 from athanor.sizing.data import Data, data_of
 from athanor.sizing.lines import Key, lines_of
-from athanor.sizing.memory import Parts, parts
 from athanor.sizing.solve import Recipe, Speed, Wish, choose
-from athanor.training.memory import StepFootprint
+from athanor.training.memory import Parts, StepFootprint, parts
 from athanor.training.pretrain_params import PretrainParams
 from athanor.training.sft_params import SCRATCH
 
@@ -165,8 +164,9 @@ def _facts(recipe: Recipe, speed: Speed, data: Data, wish: Wish) -> dict[str, An
 def memory_of(speed: Speed, config: ModelConfig, batch_tokens: int) -> tuple[Parts, dict[int, Parts]]:
     """What a training step takes by its parts: of this device, and of each of several accelerators that share the model."""
     footprint: StepFootprint = speed.footprint(config, batch_tokens)
-    several = SEVERAL if speed.accelerator else ()
-    return speed.memory(config, footprint), {count: parts(config, footprint, count) for count in several}
+    several = SEVERAL if speed.device.type != "cpu" else ()
+    one, *shared = (parts(config, footprint, speed.device, shards=count) for count in (1, *several))
+    return one, dict(zip(several, shared, strict=True))
 
 
 def memory_lines(one: Parts, shared: Mapping[int, Parts]) -> list[str]:

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from athanor.base.artifacts import read_json, write_text
-from athanor.base.host import peak_bytes
+from athanor.base.host import memory_bytes, peak_bytes
 from athanor.cli import explain, live, side, summary
 from athanor.cli.battery_gate import check_battery
 from athanor.cli.corpus_gate import check_corpus
@@ -208,11 +208,3 @@ def oom_kills() -> int:
         rows = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
         return int(rows.get("oom_kill", 0))
     return 0
-
-
-def memory_bytes() -> int:
-    """The machine's memory, or what its control group may use of it."""
-    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    with contextlib.suppress(OSError, ValueError):  # "max" where there is no limit
-        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return min(limits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +22,7 @@ TRIES = 20
 LAYOUTS = ("forward", "input_gradient", "weight_gradient")
 # Operations of one pass over all shapes: slow units shall not take minutes.
 _MAX_FLOPS = {"cpu": 30e9, "mps": 1e12, "cuda": 2e13}
+_MAX_ELEMENTS = 1 << 28  # of one operand: a gigabyte in fp32
 _MIN_TOKENS = 64
 # Largest difference from fp32 attention, relative to the largest value. Half formats carry 8 and 11 bits.
 TOLERANCE = {"fp32": 1e-4, "bf16": 4e-2, "fp16": 1e-2}
@@ -90,30 +92,34 @@ def linear_shapes(config: ModelConfig) -> Counter[tuple[int, int]]:
 
 
 def rows_for(config: ModelConfig, tokens: int, device: torch.device) -> int:
-    """Tokens of a product: those of a micro-batch, fewer where that would take too long."""
-    weights = sum(outputs * inputs for outputs, inputs in linear_shapes(config))
-    while tokens > _MIN_TOKENS and 2 * len(LAYOUTS) * weights * tokens > _MAX_FLOPS[device.type]:
+    """Tokens of a product: those of a micro-batch, fewer where that would take too long or too much memory."""
+    shapes = linear_shapes(config)
+    flops, widest = 2 * len(LAYOUTS) * sum(outputs * inputs for outputs, inputs in shapes), max(map(max, shapes))
+    while tokens > _MIN_TOKENS and (flops * tokens > _MAX_FLOPS[device.type] or widest * tokens > _MAX_ELEMENTS):
         tokens //= 2
     return tokens
 
 
-def product(layout: str, outputs: int, inputs: int, tokens: int, **tensor_options: Any) -> Callable[[], Tensor]:
-    """One of the three products of a linear layer Y = X Wᵀ, with transposes as training has them."""
+def operands(outputs: int, inputs: int, tokens: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """X, W and dY of a linear layer Y = X Wᵀ: normal random numbers in fp32, made on the device.
+
+    As in a model: a chip draws less power on constants, and then runs faster.
+    """
+    generator = torch.Generator(device=device).manual_seed(0)
     x_TI, w_OI, dy_TO = (
-        _random_matrix(*shape, **tensor_options) for shape in ((tokens, inputs), (outputs, inputs), (tokens, outputs))
+        torch.randn(shape, generator=generator, device=device)
+        for shape in ((tokens, inputs), (outputs, inputs), (tokens, outputs))
     )
-    calls: dict[str, Callable[[], Tensor]] = {
+    return x_TI, w_OI, dy_TO
+
+
+def layouts(x_TI: Tensor, w_OI: Tensor, dy_TO: Tensor) -> dict[str, Callable[[], Tensor]]:
+    """The products of a linear layer by their names in LAYOUTS, with transposes as training has them."""
+    return {
         "forward": lambda: x_TI @ w_OI.t(),
         "input_gradient": lambda: dy_TO @ w_OI,
         "weight_gradient": lambda: dy_TO.t() @ x_TI,
     }
-    return calls[layout]
-
-
-def _random_matrix(rows: int, columns: int, **tensor_options: Any) -> Tensor:
-    """Normal random numbers, as in a model: a chip draws less power on constants, and then runs faster."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(rows, columns, generator=generator).to(**tensor_options)
 
 
 def products(
@@ -130,61 +136,68 @@ def products(
     tokens = rows_for(config, tokens, device)
     layer_shapes = linear_shapes(config)
     budget_per_product = budget_seconds / (len(formats) * len(LAYOUTS) * len(layer_shapes))
+    flops = {name: dict.fromkeys(LAYOUTS, 0.0) for name in formats}
+    seconds = {name: dict.fromkeys(LAYOUTS, 0.0) for name in formats}
+    for (outputs, inputs), times in layer_shapes.items():
+        fp32 = operands(outputs, inputs, tokens, device)
+        for name in list(flops):
+            try:
+                for layout, call in layouts(*(x.to(AUTOCAST[name] or torch.float32) for x in fp32)).items():
+                    took = fastest(call, device, budget_per_product)
+                    flops[name][layout] += 2.0 * outputs * inputs * tokens * times
+                    seconds[name][layout] += took * times
+            except RuntimeError:  # a format that this device has no products for
+                del flops[name]
     gflops: dict[str, Any] = {}
-    for name in formats:
-        tensor_options = {"dtype": AUTOCAST[name] or torch.float32, "device": device}
-        flops, seconds = dict.fromkeys(LAYOUTS, 0.0), dict.fromkeys(LAYOUTS, 0.0)
-        try:
-            for (outputs, inputs), times in layer_shapes.items():
-                for layout in LAYOUTS:
-                    took = fastest(
-                        product(layout, outputs, inputs, tokens, **tensor_options), device, budget_per_product
-                    )
-                    flops[layout] += 2.0 * outputs * inputs * tokens * times
-                    seconds[layout] += took * times
-        except RuntimeError:  # a format that this device has no products for
-            continue
-        gflops[name] = {layout: flops[layout] / seconds[layout] / 1e9 for layout in LAYOUTS}
-        gflops[name]["ceiling"] = sum(flops.values()) / sum(seconds.values()) / 1e9
+    for name in flops:
+        gflops[name] = {layout: flops[name][layout] / seconds[name][layout] / 1e9 for layout in LAYOUTS}
+        gflops[name]["ceiling"] = sum(flops[name].values()) / sum(seconds[name].values()) / 1e9
     return {"tokens": tokens, "gflops": gflops}
+
+
+def variant(kind: str, name: str, document_BT: Tensor) -> Tensor | None:
+    """The mask that a kernel takes for rows of one document ("plain"), or of several ("documents")."""
+    return None if kind == "plain" else block_mask(document_BT)
+
+
+def _only(name: str) -> contextlib.AbstractContextManager[None]:
+    """Inside, torch dispatches to this kernel alone; to one that it does not dispatch to, the mask leads."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    return sdpa_kernel([getattr(SDPBackend, KERNELS[name])]) if KERNELS[name] else contextlib.nullcontext()
 
 
 def attention(
     config: ModelConfig, rows: int, precision: str, device: torch.device, budget_seconds: float
 ) -> dict[str, Any]:
     """Every attention kernel at the model's shape, forward and backward, with and without documents in a row."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
     T = config.context_tokens
     rows = max(1, min(rows, _MAX_SCORES // (config.heads * T * T)))
     heads = (config.heads, config.kv_heads, config.kv_heads)
-    qkv_fp32 = [_seeded_normal(rows, count, T, config.head_dim, device=device) for count in heads]
+    generator = torch.Generator(device=device).manual_seed(0)
+    qkv_fp32 = [torch.randn(rows, n, T, config.head_dim, generator=generator, device=device) for n in heads]
     document_BT = (torch.arange(T, device=device) * 4 // T).expand(rows, T)
-    masks = {"plain": None, "documents": block_mask(document_BT)}
     qkv = [tensor.to(AUTOCAST[precision] or torch.float32) for tensor in qkv_fp32]
 
-    def run(tensors: list[Tensor], mask: Tensor | None) -> list[Tensor]:
+    def run(tensors: list[Tensor], name: str, mask: Tensor | None) -> list[Tensor]:
         inputs = [tensor.detach().requires_grad_(True) for tensor in tensors]
         q, k, v = inputs
-        out = attend(q, k, v, mask, mask is None)
-        return [out.detach(), *torch.autograd.grad(out.float().square().sum(), inputs)]
+        with _only(name):
+            out = attend(q, k, v, mask, mask is None)
+            return [out.detach(), *torch.autograd.grad(out.float().square().sum(), inputs)]
 
-    with sdpa_kernel([SDPBackend.MATH]):
-        reference = {name: run(qkv_fp32, mask) for name, mask in masks.items()}
+    masks = {kind: variant(kind, "math", document_BT) for kind in ("plain", "documents")}
+    reference = {kind: run(qkv_fp32, "math", mask) for kind, mask in masks.items()}
     kernels: dict[str, Any] = {name: {"works": False, "why": ""} for name in KERNELS}
-    for kind, mask in masks.items():
+    for kind in masks:
         calls: dict[str, Callable[[], Any]] = {}
         for name in KERNELS:
-
-            def call(name: str = name, mask: Tensor | None = mask) -> list[Tensor]:
-                with sdpa_kernel([getattr(SDPBackend, KERNELS[name])]):
-                    return run(qkv, mask)
-
             try:
+                call = functools.partial(run, qkv, name, variant(kind, name, document_BT))
                 error = _difference(call(), reference[kind])
                 if not error <= TOLERANCE[precision]:
                     raise RuntimeError(f"wrong by {error:.1g} of the largest value")
-            except (RuntimeError, AttributeError) as problem:
+            except Exception as problem:  # a kernel that is not there fails in many ways
                 kernels[name]["why"] = kernels[name]["why"] or f"{kind}: {first_line(problem)}"
                 continue
             calls[name] = call
@@ -205,15 +218,9 @@ def _dispatched(tensors: list[Tensor], mask: Tensor | None) -> str:
     q, k, v = (tensor.detach().requires_grad_(True) for tensor in tensors)
     k, v = fit_groups(q, k, v)
     number = torch._fused_sdp_choice(q, k, v, mask, 0.0, mask is None, enable_gqa=q.shape[1] != k.shape[1])
-    available = {name: backend for name, backend in KERNELS.items() if hasattr(SDPBackend, backend)}
-    names = {int(getattr(SDPBackend, backend)): name for name, backend in available.items()}
+    names = {int(getattr(SDPBackend, backend, -1)): name for name, backend in KERNELS.items()}
     return names.get(int(number), str(number))
 
 
 def _difference(values: list[Tensor], reference: list[Tensor]) -> float:
     return max(float((a.float() - b).abs().max() / b.abs().max()) for a, b in zip(values, reference, strict=True))
-
-
-def _seeded_normal(*shape: int, device: torch.device) -> Tensor:
-    """Normal random numbers, the same for every call of this shape; the global generator is not used."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(device)

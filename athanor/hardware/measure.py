@@ -1,25 +1,30 @@
-"""All measurements of a hardware profile, one after the other, each in bounded time."""
+"""All measurements of a hardware profile, one after the other, each in bounded time.
+
+python -m athanor.hardware.measure JSON      measure as the JSON says, print the profile
+"""
 
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
 import torch
 
+from athanor.base import host
 from athanor.base.errors import AthanorError
 from athanor.data.sampler import PretrainSampler
 from athanor.hardware import kernels, policy, profile, steps
 from athanor.hardware.kernels import threads
 from athanor.model import gpu_family
 from athanor.model.config import ModelConfig
-from athanor.model.device import micro_batch
+from athanor.model.device import micro_batch, prepare
 from athanor.model.kernels import cpu_attention_fits
+from athanor.model.precision import AUTOCAST
 from athanor.training import checkpoint
 from athanor.training.cpu_replicas import replica_count
 from athanor.training.memory import available_bytes
@@ -32,14 +37,14 @@ class Bounds(NamedTuple):
 
     products: float = 8.0
     steps: float = 6.0
-    rows: float = 6.0
     attention: float = 3.0
     compile: float = 90.0  # at most; on two cores 20 to 40
     loader: float = 1.0
 
 
 # By itself, before the first training on an accelerator.
-QUICK = Bounds(products=2.0, steps=1.0, rows=2.0, attention=1.0, compile=90.0, loader=0.1)
+QUICK = Bounds(products=2.0, steps=1.0, attention=1.0, compile=90.0, loader=0.1)
+_START_SECONDS = 120.0  # at most, beside the bounds: imports, a driver's start, single slow calls
 
 
 def measure(
@@ -57,7 +62,8 @@ def measure(
 
     `root` holds data/shards and .athanor. `report` is called with the name of each part as it begins.
     """
-    started = time.monotonic()
+    started, free = time.monotonic(), memory(device)  # before anything is allocated
+    architecture = gpu_family.identify(device)
     rows = micro_batch(device, 0, config.context_tokens, batch_tokens)
     # Micro-batches side by side run on one core each, so that is what is measured.
     replicas = replica_count(config, device)
@@ -65,12 +71,14 @@ def measure(
     measurements: dict[str, Any] = {
         "schema": profile.SCHEMA,
         "fingerprint": profile.fingerprint(config, device, count),
-        "architecture": gpu_family.identify(device).name,
+        "architecture": architecture.name,
         "rows": rows,
         "lanes": replicas,
     }
     report("matrix products")
-    measurements["products"] = kernels.products(config, rows * config.context_tokens, device, bounds.products)
+    # What a GPU emulates is never chosen and would take most of the time.
+    formats = tuple(AUTOCAST) if device.type == "cpu" else ("fp32", *architecture.native)
+    measurements["products"] = kernels.products(config, rows * config.context_tokens, device, bounds.products, formats)
     with threads(thread_count):
         measurements |= _formats(config, rows, device, bounds, report)
         chosen = choose_precision(precision, device, measurements)
@@ -78,10 +86,6 @@ def measure(
         if not cpu_attention_fits(device.type, chosen, config.context_tokens):
             report("attention kernels")
             measurements["attention"] = kernels.attention(config, rows, chosen, device, bounds.attention)
-        if replicas == 1:
-            report("micro-batches")
-            max_rows = max(rows, batch_tokens // config.context_tokens)
-            measurements["micro_batch"] = steps.by_rows(config, max_rows, chosen, device, bounds.rows)
     if bounds.compile:
         report(f"compiler (at most {bounds.compile:.0f} s)")
         cache = root / ".athanor" / "compile-cache"
@@ -92,7 +96,7 @@ def measure(
     measurements["loader"] = loader(root / "data" / "shards", config.context_tokens, batch_tokens, bounds.loader)
     report("checkpoint")
     measurements["checkpoint"] = checkpoints(root / ".athanor" / "slots", config)
-    measurements["memory"] = memory(device)
+    measurements["memory"] = free
     measurements["seconds"] = round(time.monotonic() - started, 1)
     return measurements
 
@@ -165,5 +169,21 @@ def memory(device: torch.device) -> dict[str, int | None]:
     elif device.type == "mps":
         total = torch.mps.recommended_max_memory()
     elif device.type == "cpu":
-        total = psutil.virtual_memory().total
+        total = host.memory_bytes()
     return {"free_bytes": available_bytes(device), "total_bytes": total}
+
+
+def in_subprocess(config: ModelConfig, device: torch.device, count: int, root: Path, **how: Any) -> dict[str, Any]:
+    """As `measure`, by a process of its own, whose allocator is gone with it; RuntimeError with its last words."""
+    job = {"config": config.to_dict(), "device": device.type, "count": count, "root": str(root), **how}
+    return dict(steps.answer_of("athanor.hardware.measure", job, sum(how["bounds"]) + _START_SECONDS))
+
+
+def _measured(job: dict[str, Any]) -> dict[str, Any]:
+    config, device, root, bounds = (job.pop(name) for name in ("config", "device", "root", "bounds"))
+    device = prepare(device, job["count"])
+    return measure(ModelConfig.from_dict(config), device, root=Path(root), bounds=Bounds(*bounds), **job)
+
+
+if __name__ == "__main__":
+    sys.exit(steps.answer(_measured))

@@ -8,25 +8,28 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
+
 from athanor.base.errors import InputError
+from athanor.hardware import profile as profiles
 from athanor.model.config import ModelConfig
-from athanor.model.device import MICRO_BATCH_TOKENS
+from athanor.model.device import CPU_MICRO_BATCHES, MICRO_BATCH_TOKENS
 from athanor.model.gpu_family import Architecture, memory_share
 from athanor.model.kernels import cpu_attention_fits
+from athanor.training.activations import ACCELERATOR
 from athanor.training.attention import DEFAULT
-from athanor.training.memory import StepFootprint, training_bytes
+from athanor.training.cpu_replicas import replica_count
+from athanor.training.memory import USABLE, StepFootprint, training_bytes
 from athanor.training.setup import Choices
 
 AUTO = "auto"
-_USABLE = 0.95  # of free memory
 HALF_GAIN = 1.5  # matrix products of a half format against fp32, for it to be worth its rounding
 CPU_STEP_GAIN = 1.3  # of whole training steps: on a CPU the products are not the bottleneck of a small model
 KERNEL_GAIN = 1.03  # a kernel other than the usual one has to be faster by this much
-MICRO_BATCH_GAIN = 1.03  # for each doubling
 COMPILATIONS = 3  # rows with and without documents, and once more from the cache in the process that trains
 
 
@@ -144,19 +147,20 @@ def break_even(measured: Mapping[str, Any], blocks_per_step: float) -> float:
     return COMPILATIONS * measured["cold_seconds"] / gain if gain > 0 else math.inf
 
 
-def micro_batch_rows(measured: Sequence[Mapping[str, float]] | None, fits: Callable[[int], bool]) -> Decision:
-    """The largest doubling of rows that fits and still brings 3 % more tokens per second; 0 when nothing was measured.
+def _micro_batch(
+    config: ModelConfig, architecture: Architecture, batch_tokens: int, fits: Callable[[int], bool]
+) -> Decision:
+    """Tokens of a micro-batch, 0 for the trainer's rule: on an accelerator half as many rows until they fit.
 
-    `measured`: {"rows", "tokens_per_second"} in rising order of rows.
+    The rule's 16,384 tokens keep a card busy; a batch has as many or few more. On a CPU bytes shall not depend on how
+    much memory a machine has.
     """
-    chosen, speed = 0, 0.0
-    for row in measured or ():
-        if chosen and row["tokens_per_second"] < speed * MICRO_BATCH_GAIN:
-            return Decision(chosen, f"{row['rows']} rows are no more than {MICRO_BATCH_GAIN - 1:.0%} faster")
-        if not fits(int(row["rows"])):
-            return Decision(chosen or 1, f"{row['rows']} rows do not fit")
-        chosen, speed = int(row["rows"]), row["tokens_per_second"]
-    return Decision(chosen, "the most that was tried" if chosen else "not measured")
+    rows = most = max(1, min(MICRO_BATCH_TOKENS[architecture.device], batch_tokens) // config.context_tokens)
+    while architecture.device != "cpu" and rows > 1 and not fits(rows):
+        rows //= 2
+    if rows == most:
+        return Decision(0, "the trainer's rule")
+    return Decision(rows * config.context_tokens, f"{2 * rows} rows do not fit")
 
 
 def checkpointing(fits_plain: bool, fits_recomputing: bool) -> Decision:
@@ -166,12 +170,6 @@ def checkpointing(fits_plain: bool, fits_recomputing: bool) -> Decision:
     if fits_recomputing:
         return Decision(True, "activations do not fit otherwise")
     return Decision(False, "it would not fit with it either")
-
-
-def memory_fraction(architecture: Architecture) -> Decision:
-    """The share of a GPU's memory that torch may take."""
-    share = memory_share(architecture)
-    return Decision(share, "memory of its own" if share == 1.0 else "the GPU shares memory with the processor")
 
 
 @dataclass(frozen=True)
@@ -187,6 +185,14 @@ class Requested:
     steps: int
     replicas: int = 1
     threads: int = 1
+    optimizer: str = "adamw"
+
+    @classmethod
+    def of(cls, local: Any, config: ModelConfig, device: torch.device, steps: int, **params: Any) -> Requested:
+        """From the machine settings, and `params` of the stage: precision, batch_tokens, optimizer."""
+        names = ("attention", "compile", "checkpointing", "micro_batch_tokens", "threads")
+        settings = {name: getattr(local, name) for name in names}
+        return cls(**settings, steps=steps, replicas=replica_count(config, device), **params)
 
     def explicit(self) -> dict[str, Any]:
         """What is set and not left to choose, by the names of `Choices`."""
@@ -195,23 +201,70 @@ class Requested:
         return {k: {"on": True, "off": False}.get(v, v) for k, v in values.items() if v not in (AUTO, 0)}
 
 
+@dataclass(frozen=True)
+class Record:
+    """What was decided for one run on one device, and why, by the names of `Choices`.
+
+    needed_bytes: the estimate of `footprint`; free_bytes: what might be used then, None where nobody can tell.
+    profile: eight letters of the measurement that it rests on.
+    """
+
+    device: str
+    choices: Choices
+    why: Mapping[str, str]
+    needed_bytes: int = 0
+    free_bytes: int | None = None
+    profile: str | None = None
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Record:
+        """The inverse of dataclasses.asdict."""
+        return cls(**{**values, "choices": Choices(**values["choices"])})
+
+
+def footprint(config: ModelConfig, choices: Choices, requested: Requested, architecture: Architecture) -> StepFootprint:
+    """The step that these choices make, as `setup_device` will see it."""
+    tokens = choices.micro_batch_tokens or MICRO_BATCH_TOKENS[architecture.device]
+    if architecture.device == "cpu" and not choices.micro_batch_tokens:
+        tokens = min(tokens, requested.batch_tokens // CPU_MICRO_BATCHES)
+    rows = max(1, min(tokens, requested.batch_tokens) // config.context_tokens)
+    micro_batches = -(-requested.batch_tokens // (rows * config.context_tokens))
+    replicas = min(requested.replicas, micro_batches)
+    return StepFootprint(
+        rows,
+        config.context_tokens,
+        choices.precision,
+        replicas,
+        min(replicas, requested.threads),
+        accumulates=micro_batches > replicas,
+        checkpointing=choices.checkpointing,
+        optimizer=requested.optimizer,
+        math_attention=architecture.device == "cuda"
+        and (choices.attention == "math" or not architecture.fused_attention),
+    )
+
+
+def needed_bytes(config: ModelConfig, choices: Choices, requested: Requested, architecture: Architecture) -> int:
+    """The estimate of a training by these choices; the host's own kernels count on its processor alone."""
+    device = torch.device("cpu") if architecture.device == "cpu" else ACCELERATOR
+    return training_bytes(config, footprint(config, choices, requested, architecture), device)
+
+
 def resolve(
     requested: Requested,
     architecture: Architecture,
     config: ModelConfig,
     profile: Mapping[str, Any] | None,
     free_bytes: int | None,
-) -> tuple[Choices, dict[str, str]]:
-    """Choices, and why, by name. A part that the profile lacks gets its safe default."""
+) -> Record:
+    """Every `auto` decided for memory of `free_bytes`. A part that the profile lacks gets its safe default."""
     measurements = profile or {}
-    share = memory_fraction(architecture)
-    free = None if free_bytes is None else int(free_bytes * share.value * _USABLE)
+    share = memory_share(architecture)
+    shared = "memory of its own" if share == 1.0 else "the GPU shares memory with the processor"
     decisions = {
-        "memory_fraction": share,
+        "memory_fraction": Decision(share, shared),
         **{name: Decision(value, "as set") for name, value in requested.explicit().items()},
     }
-    parallel = min(requested.replicas, requested.threads)
-
     if "precision" not in decisions:
         gflops = {name: row["ceiling"] for name, row in measurements.get("products", {}).get("gflops", {}).items()}
         decisions["precision"] = precision(architecture, gflops, measurements.get("steps"), measurements.get("stable"))
@@ -220,63 +273,33 @@ def resolve(
         use_cpu_kernel = cpu_attention_fits(architecture.device, number_format, config.context_tokens)
         kernel = attention(architecture, measurements.get("attention")) if not use_cpu_kernel else None
         decisions["attention"] = kernel or Decision(DEFAULT, "rows so short are worked by hand on a CPU")
+    base = Choices(number_format, decisions["attention"].value)
 
     def fits(rows: int, recompute: bool) -> bool:
-        footprint = StepFootprint(rows, config.context_tokens, number_format, requested.replicas, parallel)
-        return free is None or needed_bytes(config, footprint, recompute) <= free
+        tried = dataclasses.replace(base, checkpointing=recompute, micro_batch_tokens=rows * config.context_tokens)
+        return free_bytes is None or needed_bytes(config, tried, requested, architecture) <= free_bytes * USABLE
 
     if "checkpointing" not in decisions:
         decisions["checkpointing"] = checkpointing(fits(1, False), fits(1, True))
     recompute = decisions["checkpointing"].value
     if "micro_batch_tokens" not in decisions:
         decisions["micro_batch_tokens"] = _micro_batch(
-            requested, architecture, config, measurements, lambda rows: fits(rows, recompute)
+            config, architecture, requested.batch_tokens, lambda rows: fits(rows, recompute)
         )
     if "compile" not in decisions:
         tokens = decisions["micro_batch_tokens"].value or MICRO_BATCH_TOKENS[architecture.device]
         rows = measurements.get("rows", tokens / config.context_tokens)
+        parallel = min(requested.replicas, requested.threads)
         blocks = config.layers * requested.batch_tokens / config.context_tokens / rows / max(1, parallel)
         decisions["compile"] = compiled(measurements.get("compile"), blocks_per_step=blocks, steps=requested.steps)
     # In the order of the fields.
     decisions = {field.name: decisions[field.name] for field in dataclasses.fields(Choices)}
-    return Choices(**{name: decision.value for name, decision in decisions.items()}), {
-        name: decision.why for name, decision in decisions.items()
-    }
-
-
-def _micro_batch(
-    requested: Requested,
-    architecture: Architecture,
-    config: ModelConfig,
-    measurements: Mapping[str, Any],
-    fits: Callable[[int], bool],
-) -> Decision:
-    """Tokens of a micro-batch, 0 for the trainer's rule.
-
-    Where micro-batches run side by side their size is a rule and not a
-    measurement: bytes shall not depend on a machine's mood for a gain that
-    other cores take anyway.
-    """
-    if requested.replicas > 1 or architecture.device == "cpu" and not measurements.get("micro_batch"):
-        return Decision(0, "the trainer's rule")
-    measured = micro_batch_rows(measurements.get("micro_batch"), fits)
-    if measured.value:
-        return Decision(measured.value * config.context_tokens, measured.why)
-    max_tokens = min(MICRO_BATCH_TOKENS[architecture.device], requested.batch_tokens)
-    rows = max(1, max_tokens // config.context_tokens)
-    if fits(rows):
-        return Decision(0, "the trainer's rule")
-    while rows > 1 and not fits(rows):
-        rows //= 2
-    return Decision(rows * config.context_tokens, "more does not fit")
-
-
-def needed_bytes(config: ModelConfig, footprint: StepFootprint, recompute: bool) -> int:
-    """Peak bytes of training, with `recompute` each block keeps its input only and computes its activations again."""
-    if not recompute:
-        return training_bytes(config, footprint)
-    empty = dataclasses.replace(footprint, micro_batch_rows=0)
-    single = dataclasses.replace(config, layers=1)
-    block_bytes = training_bytes(single, footprint) - training_bytes(single, empty)
-    inputs = footprint.parallel * config.layers * config.dim * footprint.micro_batch_tokens * 4
-    return training_bytes(config, empty) + block_bytes + inputs
+    choices = Choices(**{name: decision.value for name, decision in decisions.items()})
+    return Record(
+        architecture.device,
+        choices,
+        {name: decision.why for name, decision in decisions.items()},
+        needed_bytes(config, choices, requested, architecture),
+        free_bytes,
+        None if profile is None else profiles.short_digest(profile),
+    )

@@ -1,4 +1,4 @@
-"""Whole training steps of a small part of a model: by number format, by micro-batch, compiled or not."""
+"""Whole training steps of a small part of a model: by number format, compiled or not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from athanor.hardware.kernels import compare, fastest, threads
+from athanor.hardware.kernels import compare, threads
 from athanor.model.config import ModelConfig
 from athanor.model.loss import Targets, training_loss
 from athanor.model.precision import LossScale, autocast, products
@@ -64,23 +64,6 @@ def by_format(
     return {name: data.next_N.numel() / seconds for name, seconds in compare(calls, device, budget_seconds).items()}
 
 
-def by_rows(
-    config: ModelConfig, max_rows: int, precision: str, device: torch.device, budget_seconds: float
-) -> list[dict[str, float]]:
-    """Tokens per second of micro-batches of 1, 2, 4 … rows, until the budget is spent or memory is."""
-    model, rows, speeds = truncated_model(config, device), 1, []
-    deadline = time.perf_counter() + budget_seconds
-    while rows <= max_rows and time.perf_counter() < deadline:
-        try:
-            data = batch(config, rows, device)
-            seconds = fastest(functools.partial(step, model, data, precision), device, budget_seconds / 8)
-        except torch.OutOfMemoryError:
-            break
-        speeds.append({"rows": rows, "tokens_per_second": data.next_N.numel() / seconds})
-        rows *= 2
-    return speeds
-
-
 def stable(config: ModelConfig, precision: str, device: torch.device) -> bool:
     """Whether a short training in a format stays finite, with its loss scale settled."""
     model, data = truncated_model(config, device), batch(config, 1, device)
@@ -101,21 +84,43 @@ def stable(config: ModelConfig, precision: str, device: torch.device) -> bool:
     return bool(loss.isfinite()) and skipped <= _SCALE_HALVINGS
 
 
+def answer_of(module: str, job: dict[str, Any], seconds: float) -> Any:
+    """What a module's `answer` makes of a job, in a process of its own; RuntimeError with why it does not."""
+    output, problem = run_in_subprocess(module, [json.dumps({**job, "seconds": seconds})], seconds)
+    if problem:
+        raise RuntimeError(problem)
+    return json.loads(output.strip().splitlines()[-1])
+
+
+def answer(work: Callable[[dict[str, Any]], Any]) -> int:
+    """Print what `work` makes of the job on the command line, or its error; the exit status."""
+    job = json.loads(sys.argv[1])
+    signal.alarm(int(job.pop("seconds")) + 1)  # in case the process that would end this one is gone
+    try:
+        print(json.dumps(work(job)))
+    except Exception as error:  # of a compiler, a driver or a kernel: of any type
+        print(first_line(error))
+        return 1
+    return 0
+
+
 def compiling(
     config: ModelConfig, rows: int, precision: str, device: torch.device, count: int, cache: Path, limit_seconds: float
 ) -> dict[str, Any]:
     """What compiling one block costs and brings, measured in a process of its own: a compiler may hang."""
     job = {
         "config": config.to_dict(), "rows": rows, "precision": precision, "device": str(device), "threads": count,
-        "cache": str(cache), "seconds": limit_seconds,
+        "cache": str(cache),
     }  # fmt: skip
-    output, problem = run_in_subprocess("athanor.hardware.steps", [json.dumps(job)], limit_seconds)
-    if problem:
-        return {"works": False, "why": problem}
-    return {"works": True, "why": "", **json.loads(output.strip().splitlines()[-1])}
+    try:
+        return {"works": True, "why": "", **answer_of("athanor.hardware.steps", job, limit_seconds)}
+    except RuntimeError as error:
+        return {"works": False, "why": str(error)}
 
 
 def _compile_and_time(job: dict[str, Any]) -> dict[str, float]:
+    torch.set_flush_denormal(True)
+    use_cache(Path(job["cache"]))
     config, device, name = ModelConfig.from_dict(job["config"]), torch.device(job["device"]), job["precision"]
     model = truncated_model(config, device, layers=1)
     x_BTD = torch.ones(job["rows"], config.context_tokens, config.dim, device=device, requires_grad=True)
@@ -144,19 +149,5 @@ def _compile_and_time(job: dict[str, Any]) -> dict[str, float]:
     return {"cold_seconds": cold, "eager_seconds": took["eager"], "compiled_seconds": took["compiled"]}
 
 
-def main() -> int:
-    job = json.loads(sys.argv[1])
-    signal.alarm(int(job["seconds"]) + 1)  # in case the process that would end this one is gone
-    torch.set_flush_denormal(True)
-    use_cache(Path(job["cache"]))
-    try:
-        seconds = _compile_and_time(job)
-    except Exception as error:  # a compiler's errors are of any type
-        print(first_line(error))
-        return 1
-    print(json.dumps(seconds))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(answer(_compile_and_time))

@@ -13,12 +13,11 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from athanor.base.artifacts import canonical_json, read_json
 from athanor.base.errors import InputError
 from athanor.hardware import profile as profiles
-from athanor.hardware.policy import AUTO, Requested, resolve
+from athanor.hardware.policy import AUTO, Record, Requested, needed_bytes, resolve
 from athanor.model import gpu_family
 from athanor.model.config import ModelConfig
 from athanor.model.device import prepare
@@ -28,7 +27,6 @@ from athanor.runtime.machine import anchor, machine
 from athanor.runtime.run import Run
 from athanor.runtime.slots import Slot
 from athanor.training.compiling import first_line
-from athanor.training.cpu_replicas import replica_count
 from athanor.training.memory import available_bytes
 from athanor.training.setup import Choices, check_batch
 from athanor.training.world import SINGLE, World
@@ -46,6 +44,7 @@ def chosen(
     batch_tokens: int,
     total_tokens: int,
     world: World = SINGLE,
+    optimizer: str = "adamw",
 ) -> Choices:
     """The resolved settings of this run on this machine, also added to its facts. `slots`: its own, then the trunk's.
 
@@ -55,10 +54,10 @@ def chosen(
     decided = None
     if world.main:
         folders = [slot.path for slot in slots if slot is not None]
-        choices, reasons = choose(folders, config, precision, batch_tokens, total_tokens // batch_tokens, run.note)
-        decided = {"choices": dataclasses.asdict(choices), "why": reasons}
-    decided = world.broadcast_object(decided)
-    choices, reasons = Choices(**decided["choices"]), decided["why"]
+        steps = total_tokens // batch_tokens
+        decided = dataclasses.asdict(choose(folders, config, precision, batch_tokens, steps, run.note, optimizer))
+    record = Record.of(world.broadcast_object(decided))
+    choices = record.choices
     chosen_values = dataclasses.asdict(choices)
     device = prepare(machine().device, machine().threads)
     if world.main and without_effect(choices.precision, device):
@@ -67,7 +66,7 @@ def chosen(
         )
     if world.main and device.type == "cpu" and compiled_functions() is None:
         run.note("no C compiler (cc) that works: steps take about 1.5 times as long as with one")
-    run.fact(choices=", ".join(f"{name} {value}" for name, value in chosen_values.items()), choices_why=str(reasons))
+    run.fact(choices=", ".join(f"{name} {value}" for name, value in chosen_values.items()), choices_why=str(record.why))
     return choices
 
 
@@ -78,35 +77,35 @@ def choose(
     batch_tokens: int,
     steps: int,
     note: Callable[[str], None] = lambda text: None,
-) -> tuple[Choices, dict[str, str]]:
-    """Choices and reasons: what is set, else the first record in `folders`, else what the profile suggests.
+    optimizer: str = "adamw",
+) -> Record:
+    """What is set, else the first record in `folders`, else what the profile suggests.
 
-    An accelerator without a profile of this model is measured first, which takes a quarter of a minute and, for a run
-    that is long enough to be compiled, a minute or two once.
+    An accelerator without a profile of this model is measured first, by another process, so that this one's allocator
+    holds nothing of it. That takes a quarter of a minute and, for a run that is long enough to be compiled, a minute
+    or two once.
     """
     local, root = machine(), anchor()
     device = prepare(local.device, local.threads)
     if device.type == "mps" and local.compile == AUTO:  # torch's compiler for Metal is a prototype
         local = dataclasses.replace(local, compile="off")
     saved = next((record for record in map(_read_record, folders) if record is not None), None)
-    requested = Requested(
-        precision=precision,
-        attention=local.attention,
-        compile=local.compile,
-        checkpointing=local.checkpointing,
-        micro_batch_tokens=local.micro_batch_tokens,
-        batch_tokens=batch_tokens,
-        steps=steps,
-        replicas=replica_count(config, device),
-        threads=local.threads,
+    requested = Requested.of(
+        local, config, device, steps, precision=precision, batch_tokens=batch_tokens, optimizer=optimizer
     )
+    architecture, free = gpu_family.identify(device), available_bytes(device)
     if saved is not None:
-        choices, reasons = _with_explicit(requested, saved, device.type)
-        if choices is not None:
+        if saved.device == device.type:
             _save_record(folders, saved)
-            return choices, reasons
+            explicit = requested.explicit()
+            choices = dataclasses.replace(saved.choices, **explicit)
+            why = dict.fromkeys(dataclasses.asdict(choices), "as when the run began") | dict.fromkeys(
+                explicit, "as set"
+            )
+            needed = needed_bytes(config, choices, requested, architecture)
+            return dataclasses.replace(saved, choices=choices, why=why, needed_bytes=needed, free_bytes=free)
         requested = dataclasses.replace(
-            requested, precision=saved["choices"]["precision"] if precision == AUTO else precision
+            requested, precision=saved.choices.precision if precision == AUTO else precision
         )
     profile = profiles.load(root, profiles.fingerprint(config, device, local.threads))
     if profile is None and device.type != "cpu":
@@ -115,7 +114,7 @@ def choose(
         tries_compiler = local.compile != "off" and steps >= _COMPILING_PAYS
         note(f"first training of this model on {gpu_family.name(device)}: measuring its formats and kernels")
         try:
-            profile = measure.measure(
+            profile = measure.in_subprocess(
                 config,
                 device,
                 local.threads,
@@ -128,43 +127,24 @@ def choose(
             note(f"the device could not be measured ({first_line(error)}); `athanor bench hardware` says more")
         if profile is not None and (tries_compiler or local.compile == "off"):
             profiles.save(root, profile)
-    architecture = gpu_family.identify(device)
-    choices, reasons = resolve(requested, architecture, config, profile, available_bytes(device))
-    record = {
-        "device": device.type,
-        "profile": None if profile is None else profiles.short_digest(profile),
-        "choices": dataclasses.asdict(choices),
-        "why": reasons,
-    }
+    record = resolve(requested, architecture, config, profile, free)
     if saved is not None:
-        return choices, reasons
+        return record
     _save_record(folders, record)
-    earliest = _read_record(folders[0]) or record  # of two processes that began at once, one was first
-    return Choices(**earliest["choices"]), earliest["why"]
+    return _read_record(folders[0]) or record  # of two processes that began at once, one was first
 
 
-def _with_explicit(requested: Requested, saved: dict[str, Any], device: str) -> tuple[Choices | None, dict[str, str]]:
-    """The saved choices, overridden by what is set explicitly; None where they were made for another device."""
-    if saved["device"] != device:
-        return None, {}
-    choices = Choices(**saved["choices"])
-    explicit = requested.explicit()
-    reasons = {name: "as when the run began" for name in saved["choices"]} | dict.fromkeys(explicit, "as set")
-    return dataclasses.replace(choices, **explicit), reasons
-
-
-def _read_record(folder: Path) -> dict[str, Any] | None:
+def _read_record(folder: Path) -> Record | None:
     """The record of a slot; None where there is none, or one in the form of another version of the code."""
     try:
-        record = read_json(folder / FILE)
-    except InputError:
+        values = read_json(folder / FILE)
+        names = {field.name for field in dataclasses.fields(Choices)}
+        return Record.of(values) if set(values["choices"]) == names else None
+    except (InputError, KeyError, TypeError):
         return None
-    names = {field.name for field in dataclasses.fields(Choices)}
-    valid = isinstance(record, dict) and "device" in record and set(record.get("choices", ())) == names
-    return record if valid else None
 
 
-def _save_record(folders: Sequence[Path], record: dict[str, Any]) -> None:
+def _save_record(folders: Sequence[Path], record: Record) -> None:
     """Write the record atomically to each folder that has none yet."""
     for folder in folders:
         for tries_left in (2, 1, 0):
@@ -178,11 +158,11 @@ def _save_record(folders: Sequence[Path], record: dict[str, Any]) -> None:
                     raise
 
 
-def _write(folder: Path, record: dict[str, Any]) -> None:
+def _write(folder: Path, record: Record) -> None:
     handle, temporary = tempfile.mkstemp(prefix=f".{FILE}.", suffix=".tmp", dir=folder)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(canonical_json(record))
+            file.write(canonical_json(dataclasses.asdict(record)))
             file.flush()
             os.fsync(file.fileno())
         try:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.artifacts import digest, read_json
-from athanor.base.host import processor
+from athanor.base.host import memory_bytes, processor
 from athanor.base.strict import read_yaml
 from athanor.runtime import dvc_lock
 from athanor.runtime.closure import entries, graphs
@@ -97,13 +97,6 @@ def hardware() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: installed[name] for name in PACKAGES if name in installed},
     }
-
-
-def memory_bytes() -> int:
-    """The machine's memory."""
-    import psutil
-
-    return int(psutil.virtual_memory().total)
 
 
 def leaf(root: Path, stage: str) -> Path:

@@ -115,24 +115,6 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def free_memory_bytes() -> int:
-    """Memory that is free now, the limit of a container respected."""
-    import psutil
-
-    free = int(psutil.virtual_memory().available)
-    for limit, used, stat, idle in (
-        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
-    ):
-        paths = [Path("/sys/fs/cgroup") / name for name in (limit, used, stat)]
-        texts = [path.read_text().strip() if path.is_file() else "" for path in paths]
-        if texts[0].isdigit() and texts[1].isdigit():
-            # Files that were read once count as used there; the kernel gives their pages up for the asking.
-            rows = dict(line.split(None, 1) for line in texts[2].splitlines())
-            free = min(free, int(texts[0]) - int(texts[1]) + int(rows.get(idle, 0)))
-    return max(free, 0)
-
-
 def machine() -> Machine:
     """Settings from ATHANOR_<NAME> variables, else machine.yaml, else the defaults."""
     path = anchor() / "machine.yaml"

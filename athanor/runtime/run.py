@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from athanor.base.artifacts import read_json, write_json
 from athanor.base.errors import Interrupted
+from athanor.base.host import memory_bytes
 from athanor.base.strict import read_yaml
 from athanor.base.work import Work
 from athanor.runtime import dvc_lock, facts, intact
@@ -98,8 +99,7 @@ class Run(Stage):
         from athanor.monitor.thresholds import load
         from athanor.runtime.watch import Health
 
-        memory = facts.memory_bytes()
-        plan = plan_facts(self.stage, schedule, batch_tokens, vocab_size, memory, cooldown_data, precision)
+        plan = plan_facts(self.stage, schedule, batch_tokens, vocab_size, memory_bytes(), cooldown_data, precision)
         self._health = Health(self.journal, self._say, load(self.root, self.anchor), plan)
 
     def rewind(self, step: int, bar: Progress, amount: float, **facts: Any) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.errors import ParamsError, suggest
+from athanor.base.host import free_memory_bytes
 from athanor.base.strict import build, read_yaml
-from athanor.runtime.machine import free_memory_bytes
 from athanor.runtime.redact import redact
 from athanor.tokenizer_training.params import MEMORY_FACTOR
 from athanor.training.sft_params import SCRATCH

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from athanor.base.artifacts import read_json
 from athanor.base.errors import AthanorError
-from athanor.runtime.machine import free_memory_bytes
+from athanor.base.host import free_memory_bytes
 from athanor.serving.discover import CONFIG, LLAMA_CPP, TORCH, AvailableModel
 
 GIB = 2**30

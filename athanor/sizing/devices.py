@@ -15,12 +15,17 @@ import functools
 import re
 from pathlib import Path
 
+import torch
+
 from athanor.base.errors import ParamsError, suggest
 from athanor.hardware.peaks import Peak
 from athanor.hardware.peaks import find as peak_of
+from athanor.hardware.policy import AUTO, Requested, footprint, resolve
 from athanor.model.config import ModelConfig
 from athanor.model.flops import training_flops
-from athanor.sizing.memory import Parts, StepFootprint, parts
+from athanor.model.gpu_family import Architecture
+from athanor.training.activations import ACCELERATOR
+from athanor.training.memory import RUNTIME_BYTES_ACCELERATOR, StepFootprint
 
 HALF = 256  # width at which half of a card's share is reached
 # Bytes that a token's training moves beyond fused code, estimated for Plasma 1.1 (bf16, width 1280, MLP 3584, T 1024) to within
@@ -34,7 +39,6 @@ SEVERAL = 0.92  # of the speed, for each device when there are more than one
 HOST_WATTS = 100
 ROOM = 22  # bytes for each parameter that a device must have free, before activations are counted
 GIB = 2**30
-MICRO_BATCH_TOKENS = 16_384
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +57,7 @@ class Device:
     count: int = 1
     machine: float = 0.6
     cores: int = 8
-    accelerator: bool = True
+    device: torch.device = ACCELERATOR
 
     @property
     def watts(self) -> float:
@@ -71,8 +75,8 @@ class Device:
 
     @property
     def fp32(self) -> float:
-        """How many times slower than in training a product is in eval, which measures in fp32 on one device."""
-        return self.count * max(1.0, self.efficiency * self.tflops / (FP32 * self.peak.fp32))
+        """How many times slower than in training a product is in eval: on one device, in fp32 without units for bf16."""
+        return self.count * 1.0 if self.peak.bf16 else self.count * max(1.0, self.efficiency * self.tflops / (FP32 * self.peak.fp32))
 
     def seconds(self, config: ModelConfig, batch: int) -> float:
         share = self.efficiency * config.dim / (config.dim + HALF)
@@ -87,18 +91,12 @@ class Device:
         return ROOM * config.parameter_count() < self.memory_gib * GIB
 
     def footprint(self, config: ModelConfig, batch: int) -> StepFootprint:
-        """The largest micro-batch that fits, as the memory ladder of a training finds it."""
-        rows = max(1, min(MICRO_BATCH_TOKENS, batch // self.count) // config.context_tokens)
-        while rows > 1 and parts(config, _step(config, rows)).total > 0.9 * self.memory_gib * GIB:
-            rows //= 2
-        return _step(config, rows)
-
-    def memory(self, config: ModelConfig, footprint: StepFootprint) -> Parts:
-        return parts(config, footprint)
-
-
-def _step(config: ModelConfig, rows: int) -> StepFootprint:
-    return StepFootprint(rows, config.context_tokens, "fp16", optimizer="muon")
+        """The step that a training would choose here, by the same record."""
+        architecture = Architecture(self.name, "cuda", fused_attention="MI50" not in self.name)
+        share = max(config.context_tokens, batch // self.count)
+        asked = Requested("bf16", AUTO, "off", AUTO, 0, share, 0, optimizer="muon")
+        free = int(self.memory_gib * GIB) - RUNTIME_BYTES_ACCELERATOR
+        return footprint(config, resolve(asked, architecture, config, None, free).choices, asked, architecture)
 
 
 @functools.cache

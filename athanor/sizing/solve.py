@@ -11,13 +11,15 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
+
 from athanor.base.errors import ParamsError
 from athanor.model.config import ModelConfig
 from athanor.sizing.data import Data
 from athanor.sizing.laws import TOKENS_PER_WEIGHT, batch_tokens, learning_rate, matrix_weights
-from athanor.sizing.memory import Parts, StepFootprint
 from athanor.sizing.shapes import CONTEXTS, LADDER, VOCABULARIES, Shape
 from athanor.sizing.speeds import DATA_SECONDS, DATA_SECONDS_PER_MB, SFT_COST, START_SECONDS, with_model
+from athanor.training.memory import StepFootprint
 
 SFT_SHARE = (
     0.6  # of the time for training, at most: the default's exercises need three epochs, and a tenth of one is heard
@@ -55,7 +57,7 @@ class Speed(Protocol):
     machine: float
     cores: int
     watts: float
-    accelerator: bool
+    device: torch.device
 
     @property
     def fp32(self) -> float: ...
@@ -65,8 +67,6 @@ class Speed(Protocol):
     def fits(self, config: ModelConfig, batch: int) -> bool: ...
 
     def footprint(self, config: ModelConfig, batch: int) -> StepFootprint: ...
-
-    def memory(self, config: ModelConfig, footprint: StepFootprint) -> Parts: ...
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from athanor.model.transformer import Transformer
 from athanor.runtime.choices import COMPILED, choose
 from athanor.runtime.machine import Machine, anchor, machine
 from athanor.sizing import devices, speeds
-from athanor.sizing.memory import Parts, cpu_parts, parts
 from athanor.training.cpu_replicas import CpuReplicas
 from athanor.training.loop import Hooks
 from athanor.training.memory import StepFootprint, available_bytes
@@ -88,19 +87,15 @@ class Measured:
         return free is None or devices.ROOM * config.parameter_count() < free
 
     def footprint(self, config: ModelConfig, batch: int) -> StepFootprint:
-        """Of a step with the device's own rule for micro-batches."""
+        """Of a step as a training that begins now would make it."""
         spec = DeviceSpec(self.settings.device, self.cores, "pretrain", 0)
-        return setup_device(config, Choices(self.choices(config, batch).precision), spec, batch, "muon")[1]
+        return setup_device(config, self.choices(config, batch), spec, batch, self.pretrain.optimizer)[1]
 
     def choices(self, config: ModelConfig, batch: int) -> Choices:
         """As for a training that begins now, with no `auto` left."""
         with tempfile.TemporaryDirectory() as folder:
-            return choose([Path(folder)], config, self.pretrain.precision, batch, _LONG_RUN)[0]
-
-    def memory(self, config: ModelConfig, footprint: StepFootprint) -> Parts:
-        if self.accelerator:
-            return parts(config, footprint)
-        return cpu_parts(config, footprint)
+            optimizer, precision = self.pretrain.optimizer, self.pretrain.precision
+            return choose([Path(folder)], config, precision, batch, _LONG_RUN, optimizer=optimizer).choices
 
     def keep(self) -> None:
         """Store what was measured, for `athanor plan` on this machine."""

@@ -10,7 +10,6 @@ nothing to agree on, and torch.distributed is not even imported.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import time
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from athanor.base.errors import AthanorError, GateError, InputError
 from athanor.model.config import ModelConfig
-from athanor.training.memory import StepFootprint, available_bytes, check_memory, state_bytes, training_bytes
+from athanor.training.memory import USABLE, StepFootprint, available_bytes, check_memory, training_bytes
 
 STRATEGIES = ("auto", "ddp", "fsdp", "hsdp")
 _POLL = (0.001, 0.2)  # s, from the first look for another process to the later ones
@@ -123,23 +122,26 @@ class ProcessGroup(World):
         free = available_bytes(device)
         neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if device.type == "cpu" else 1
         if free is not None:
-            free = int(free * 0.95 / neighbours)
-        short = free is not None and training_bytes(config, footprint) > free
+            free = int(free * USABLE / neighbours)
+
+        def too_large(shards: int) -> bool:
+            return free is not None and training_bytes(config, footprint, device, shards=shards) > free
+
+        short = too_large(1)
         if self.strategy == "auto":
             (self.sharded,) = self.any(short)
             # A node's processes reach each other faster than the other nodes: HSDP where a node has room for a model.
             node = self._node_size()
-            scarce = free is not None and sharded_bytes(config, footprint, node) > free
-            self.shards = node if node > 1 and not self.any(scarce)[0] else self.size
+            self.shards = node if node > 1 and not self.any(too_large(node))[0] else self.size
         if not check:
             return
         if not self.sharded and self.any(short)[0]:
             fix = "parallel: fsdp in machine.yaml, or a smaller micro_batch_tokens"
-        elif self.sharded and self.any(free is not None and sharded_bytes(config, footprint, self.shards) > free)[0]:
+        elif self.sharded and self.any(too_large(self.shards))[0]:
             fix = "more processes, a smaller micro_batch_tokens, or a smaller model"
         else:
             return
-        needed = sharded_bytes(config, footprint, self.shards) if self.sharded else training_bytes(config, footprint)
+        needed = training_bytes(config, footprint, device, shards=self.shards if self.sharded else 1)
         raise InputError(
             f"a process needs about {needed / 2**30:.1f} GiB, {(free or 0) / 2**30:.1f} GiB are free for it"
             f" on {device.type} of process {self.rank}",
@@ -236,16 +238,6 @@ class _Sent(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self.kinds)
-
-
-def sharded_bytes(config: ModelConfig, footprint: StepFootprint, size: int) -> int:
-    """Peak bytes of a process where `size` processes have one model between them.
-
-    A share of weights, gradients and the optimiser's state; whole once: gradients
-    while micro-batches add up (or the weights, in validation).
-    """
-    share = state_bytes(config, dataclasses.replace(footprint, replicas=1)) // size
-    return training_bytes(config, footprint) - state_bytes(config, footprint) + share + 4 * config.parameter_count()
 
 
 def _own_device(local_rank: int, count: int) -> int:

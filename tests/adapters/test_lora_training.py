@@ -301,7 +301,7 @@ def test_the_shape_is_counted_without_weights(base):
     load = StepFootprint(1, 16, "fp32")
     assert state_bytes(config, load) == 4 * (config.base_count + 4 * config.adapters)
     whole = dataclasses.replace(config, adapters=0)
-    assert training_bytes(config, load) < training_bytes(whole, load) - 3 * 4 * (
+    assert training_bytes(config, load, CPU) < training_bytes(whole, load, CPU) - 3 * 4 * (
         config.base_count - 4 * config.adapters
     )
     assert run_flops(config, 100, 0, 10) < 0.9 * run_flops(whole, 100, 0, 10)

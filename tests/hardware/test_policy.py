@@ -12,7 +12,6 @@ from athanor.hardware import policy
 from athanor.hardware.policy import Requested, needed_bytes, resolve
 from athanor.model.config import ModelConfig
 from athanor.model.gpu_family import BOTH, HALF, MPS, Architecture, amd, cpu, identify, nvidia
-from athanor.training.memory import StepFootprint, training_bytes
 from athanor.training.setup import Choices
 
 CONFIG = ModelConfig(4096, 8, 256, 8, 2, 32, 704, 256, 1e4, 1e-6, False)
@@ -68,7 +67,7 @@ def test_precision(chip, ratios, step, stable, expected):
 
 @pytest.mark.parametrize("chip", [m[1] for m in MACHINES], ids=[m[0] for m in MACHINES])
 def test_without_measurements_everything_is_safe(chip):
-    choices, _ = resolve(AUTO, chip, CONFIG, None, None)
+    choices = resolve(AUTO, chip, CONFIG, None, None).choices
     assert choices == Choices("fp32", memory_fraction=0.8 if "Strix" in chip.name else 1.0)
 
 
@@ -134,7 +133,7 @@ def test_only_math_on_a_gpu_is_an_error_that_says_why():
     with pytest.raises(InputError, match="AOTRITON"):
         policy.attention(amd("gfx1151"), measured)
     by_hand = dataclasses.replace(AUTO, attention="math")
-    assert resolve(by_hand, nvidia((9, 0)), CONFIG, {"attention": measured}, None)[0].attention == "math"
+    assert resolve(by_hand, nvidia((9, 0)), CONFIG, {"attention": measured}, None).choices.attention == "math"
     # Nothing better exists for these: their math kernel is the normal case.
     for chip in (cpu(()), amd("gfx906"), MPS):
         assert policy.attention(chip, {**measured, "default": "math", "default_documents": "math"}).value == "default"
@@ -152,46 +151,37 @@ def test_compile_pays_or_not():
     assert policy.compiled(broken, blocks_per_step=10.0, steps=10**9) == (False, "no compiler")
 
 
-def test_micro_batch():
-    speeds = [(1, 100.0), (2, 180.0), (4, 250.0), (8, 256.0), (16, 400.0)]
-    measured = [{"rows": rows, "tokens_per_second": speed} for rows, speed in speeds]
-    assert policy.micro_batch_rows(measured, lambda rows: True).value == 4  # 8 brings 2.4 %
-    assert policy.micro_batch_rows(measured, lambda rows: rows <= 2).value == 2
-    assert policy.micro_batch_rows(measured[:2], lambda rows: True).value == 2
-    assert policy.micro_batch_rows([], lambda rows: True).value == 0
-
-
 def test_memory_decides_micro_batch_and_checkpointing():
-    gpu, state = nvidia((9, 0)), training_bytes(CONFIG, StepFootprint(0, 256, "fp32"))
-    one, again = (
-        training_bytes(CONFIG, StepFootprint(1, 256, "fp32")),
-        needed_bytes(CONFIG, StepFootprint(1, 256, "fp32"), True),
-    )
-    assert state < again < one
+    gpu = nvidia((9, 0))
 
-    def choose(free: float, **changes: str) -> Choices:
-        return resolve(dataclasses.replace(AUTO, **changes), gpu, CONFIG, None, int(free / 0.95) + 1)[0]
+    def needed(rows: int, recompute: bool = False) -> int:
+        return needed_bytes(CONFIG, Choices("fp32", "default", False, recompute, rows * 256), AUTO, gpu)
+
+    def choose(free: float, chip: Architecture = gpu, **changes: str) -> Choices:
+        record = resolve(dataclasses.replace(AUTO, **changes), chip, CONFIG, None, int(free / 0.95) + 1)
+        assert record.needed_bytes <= free or not record.choices.checkpointing
+        return record.choices
 
     assert choose(1 << 40).micro_batch_tokens == 0 and not choose(1 << 40).checkpointing
-    tight = choose(one)
-    assert tight.micro_batch_tokens == 256 and not tight.checkpointing
-    assert choose((again + one) / 2).checkpointing
-    assert not choose((again + one) / 2, checkpointing="off").checkpointing
-    assert not choose(state).checkpointing  # of no use
-    shared = int((again + one) / 2 / 0.95 / 0.8)  # of memory shared with the processor, 0.8 may be taken
-    assert resolve(AUTO, amd("gfx1151"), CONFIG, None, shared)[0].checkpointing
-    assert not resolve(AUTO, gpu, CONFIG, None, shared)[0].checkpointing
+    for rows in (1, 2, 32):
+        assert choose(needed(rows)) == Choices("fp32", micro_batch_tokens=rows * 256)
+    assert choose(needed(4), micro_batch_tokens=512).micro_batch_tokens == 512
+    between = (needed(1, True) + needed(1)) / 2
+    assert choose(between).checkpointing and not choose(between, checkpointing="off").checkpointing
+    assert not choose(needed(1, True) / 2).checkpointing  # of no use
+    math = amd("gfx906")
+    assert choose(needed(8), math).micro_batch_tokens < choose(needed(8)).micro_batch_tokens  # every score is kept
 
 
-def test_replicas_keep_the_fixed_rule():
-    measured = {"micro_batch": [{"rows": 1, "tokens_per_second": 1.0}, {"rows": 2, "tokens_per_second": 2.0}]}
-    assert resolve(AUTO, cpu(()), CONFIG, measured, None)[0].micro_batch_tokens == 512
-    assert resolve(dataclasses.replace(AUTO, replicas=8), cpu(()), CONFIG, measured, None)[0].micro_batch_tokens == 0
+def test_a_cpu_keeps_the_fixed_rule():
+    for replicas in (1, 8):
+        asked = dataclasses.replace(AUTO, replicas=replicas, threads=2)
+        assert resolve(asked, cpu(()), CONFIG, None, 1).choices.micro_batch_tokens == 0
 
 
 def test_what_is_set_by_hand_is_taken():
     by_hand = Requested("fp16", "math", "on", "on", 4096, 16384, 1000)
-    choices, why = resolve(by_hand, nvidia((9, 0)), CONFIG, None, None)
-    assert choices == Choices("fp16", "math", True, True, 4096, 1.0)
-    assert {reason for name, reason in why.items() if name != "memory_fraction"} == {"as set"}
+    record = resolve(by_hand, nvidia((9, 0)), CONFIG, None, None)
+    assert record.choices == Choices("fp16", "math", True, True, 4096, 1.0)
+    assert {reason for name, reason in record.why.items() if name != "memory_fraction"} == {"as set"}
     assert isinstance(nvidia((9, 0)), Architecture)

@@ -283,7 +283,8 @@ def test_advice_begins_from_what_is_on_already(monkeypatch, tmp_path):
         spiked.micro.run(tmp_path, micro_batch_rows=1, footprint=load)
     assert "checkpointing" not in told.value.fix and "model.layers" in told.value.fix
     assert asked == [dataclasses.replace(load, micro_batch_rows=1)]
-    assert training_bytes(config, asked[0]) != training_bytes(config, StepFootprint(1, config.context_tokens, "fp32"))
+    plain, cpu = StepFootprint(1, config.context_tokens, "fp32"), torch.device("cpu")
+    assert training_bytes(config, asked[0], cpu) != training_bytes(config, plain, cpu)
 
 
 def test_out_of_memory_in_one_process_of_several_is_explained(monkeypatch, tmp_path):

@@ -26,7 +26,7 @@ from athanor.model.validation import sequence_nats
 from athanor.training import checkpoint
 from athanor.training.memory import StepFootprint, training_bytes
 from athanor.training.step import own_batches
-from athanor.training.world import World, sharded_bytes
+from athanor.training.world import World
 from tests.training import micro
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -333,7 +333,8 @@ def test_each_row_is_learnt_from_by_one_process(size, micro_rows):
 
 def test_sharding_takes_less_memory_the_more_processes_there_are():
     load = StepFootprint(2, 16, "fp32")
-    needed = [sharded_bytes(micro.CONFIG, load, size) for size in (2, 4, 8)]
+    cpu = torch.device("cpu")
+    needed = [training_bytes(micro.CONFIG, load, cpu, shards=size) for size in (2, 4, 8)]
     assert needed == sorted(needed, reverse=True)
     parameters = micro.CONFIG.parameter_count()
-    assert training_bytes(micro.CONFIG, load) - needed[2] == 16 * parameters - 2 * parameters - 4 * parameters
+    assert training_bytes(micro.CONFIG, load, cpu) - needed[2] == 16 * parameters - 2 * parameters - 4 * parameters
