@@ -160,7 +160,7 @@ def variant(kind: str, name: str, document_BT: Tensor) -> Tensor | None:
     return None if kind == "plain" else block_mask(document_BT)
 
 
-def _only(name: str) -> contextlib.AbstractContextManager[None]:
+def _only(name: str) -> contextlib.AbstractContextManager[Any]:
     """Inside, torch dispatches to this kernel alone; to one that it does not dispatch to, the mask leads."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 

@@ -81,7 +81,7 @@ def measure(
     measurements["products"] = kernels.products(config, rows * config.context_tokens, device, bounds.products, formats)
     with threads(thread_count):
         measurements |= _formats(config, rows, device, bounds, report)
-        chosen = choose_precision(precision, device, measurements)
+        chosen = precision if precision != policy.AUTO else str(policy.precision_of(architecture, measurements).value)
         measurements["precision"] = chosen
         if not cpu_attention_fits(device.type, chosen, config.context_tokens):
             report("attention kernels")
@@ -112,22 +112,6 @@ def _formats(
     if "fp16" in native:
         report("stability of fp16")
     return {"steps": speeds, "stable": {name: steps.stable(config, name, device) for name in native if name == "fp16"}}
-
-
-def choose_precision(requested: str, device: torch.device, measurements: dict[str, Any]) -> str:
-    """`requested`, or for auto what the policy makes of the measurements."""
-    if requested != "auto":
-        return requested
-    return str(
-        policy.precision(
-            gpu_family.identify(device), ceilings(measurements), measurements["steps"], measurements["stable"]
-        ).value
-    )
-
-
-def ceilings(measurements: dict[str, Any]) -> dict[str, float]:
-    """GFLOPS of matrix products by number format."""
-    return {name: row["ceiling"] for name, row in measurements["products"]["gflops"].items()}
 
 
 def loader(shards: Path, context_tokens: int, batch_tokens: int, budget_seconds: float) -> dict[str, Any]:

@@ -77,6 +77,12 @@ def precision(
     return Decision("fp32", "; ".join(reasons))
 
 
+def precision_of(architecture: Architecture, profile: Mapping[str, Any]) -> Decision:
+    """`precision` by what a profile has."""
+    gflops = {name: row["ceiling"] for name, row in profile.get("products", {}).get("gflops", {}).items()}
+    return precision(architecture, gflops, profile.get("steps"), profile.get("stable"))
+
+
 def _ratio(values: Mapping[str, float], name: str) -> float | None:
     return values[name] / values["fp32"] if values.get(name) and values.get("fp32") else None
 
@@ -266,8 +272,7 @@ def resolve(
         **{name: Decision(value, "as set") for name, value in requested.explicit().items()},
     }
     if "precision" not in decisions:
-        gflops = {name: row["ceiling"] for name, row in measurements.get("products", {}).get("gflops", {}).items()}
-        decisions["precision"] = precision(architecture, gflops, measurements.get("steps"), measurements.get("stable"))
+        decisions["precision"] = precision_of(architecture, measurements)
     number_format = decisions["precision"].value
     if "attention" not in decisions:
         use_cpu_kernel = cpu_attention_fits(architecture.device, number_format, config.context_tokens)

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,7 +120,8 @@ def trace_activations(
     config: ModelConfig, precision: str, documents: bool, math_attention: bool, tokens: int
 ) -> SavedActivations:
     """Count what backward keeps of this model on an accelerator; `math_attention` keeps every score."""
-    widths, inputs = dataclasses.replace(config, vocab_size=64), set()
+    widths = dataclasses.replace(config, vocab_size=64)
+    inputs: set[float] = set()
 
     def held(layers: int, T: int) -> int:
         with ACCELERATOR:
@@ -128,7 +129,7 @@ def trace_activations(
             model.restore_rotary()
             ids_1T = torch.zeros(1, T, dtype=torch.int64)
         model.model.layers[0].register_forward_pre_hook(lambda _, args: inputs.add(args[0].nbytes / T))
-        with _Autocast(AUTOCAST[precision], math_attention), LiveBytes() as live:
+        with _Autocast(AUTOCAST[precision], math_attention) as mode, mode.answers(), LiveBytes() as live:
             graph = model.hidden(ids_1T, document_BT=ids_1T if documents else None).grad_fn  # keeps what backward needs
             return live.now if graph else 0
 
@@ -150,6 +151,23 @@ class _Autocast(TorchFunctionMode):
         super().__init__()
         self.dtype, self.math_attention = dtype, math_attention
         self._weights: dict[int, Tensor] = {}
+
+    @contextlib.contextmanager
+    def answers(self) -> Iterator[None]:
+        """Inside, torch answers about autocast on the meta device too, where it raises an error otherwise."""
+        real = {name: getattr(torch, name) for name in ("is_autocast_enabled", "get_autocast_dtype")}
+        ours = {"is_autocast_enabled": self.dtype is not None, "get_autocast_dtype": self.dtype}
+
+        def answer(name: str, kind: str = "cuda") -> Any:
+            return ours[name] if kind == ACCELERATOR.type else real[name](kind)
+
+        try:
+            for name in real:
+                setattr(torch, name, functools.partial(answer, name))
+            yield
+        finally:
+            for name, function in real.items():
+                setattr(torch, name, function)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
