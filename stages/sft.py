@@ -53,7 +53,9 @@ def run(run: Run) -> None:
             return tuning.validate(model, plan)
 
         def before_first_step(model: Transformer) -> None:
-            run.fact(preflight=str(preflight(model, tuning.probe_batch(device), fresh=False)))
+            run.fact(
+                preflight=str(preflight(model, tuning.probe_batch(device), fresh=False, precision=execution.precision))
+            )
 
         loop_hooks = hooks(
             run,

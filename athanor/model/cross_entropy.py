@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from athanor.model import elementwise
-from athanor.model.precision import numerics
+from athanor.model.precision import autocast_dtype, numerics
 from athanor.model.rounded import Numerics
 
 
@@ -39,8 +39,7 @@ class Half(NamedTuple):
 
     @classmethod
     def of(cls, device: torch.device) -> Half:
-        enabled = torch.is_autocast_enabled(device.type)
-        return cls(torch.get_autocast_dtype(device.type) if enabled else torch.float32)
+        return cls(autocast_dtype(device) or torch.float32)
 
     def factor(self, x: Tensor) -> Tensor:
         return x.to(self.dtype)

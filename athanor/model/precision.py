@@ -31,6 +31,27 @@ def autocast(precision: str, device: torch.device) -> contextlib.AbstractContext
     return torch.autocast(device.type, dtype=dtype)
 
 
+_on_meta: torch.dtype | None = None
+
+
+@contextlib.contextmanager
+def meta_autocast(dtype: torch.dtype | None) -> Iterator[None]:
+    """Inside, `autocast_dtype` of the meta device is `dtype`: torch has no autocast there, where sizes are counted."""
+    global _on_meta
+    before, _on_meta = _on_meta, dtype
+    try:
+        yield
+    finally:
+        _on_meta = before
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The format of products under torch's autocast on the device, or None outside of it."""
+    if device.type == "meta":
+        return _on_meta
+    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+
+
 def rounds_products(precision: str, device: torch.device) -> bool:
     """Whether `precision` means fp32 weights and residuals whose matrix products take rounded factors: bf16 on a CPU.
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from athanor.model import varlen
 from athanor.model.config import ModelConfig
 from athanor.model.kernels import attention, attention_bias, feed_forward, use_cpu_attention, use_cpu_kernel
+from athanor.model.precision import autocast_dtype
 
 INIT_STD = 0.02
 INIT_EXCESS_NATS = 0.05
@@ -281,9 +282,7 @@ class Transformer(nn.Module):
             elif document_BT is not None:
                 mask = block_mask(document_BT)
         x_BTD = self.model.embed_tokens(ids_BT)
-        kind = x_BTD.device.type
-        autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-        if autocast and torch.get_autocast_dtype(kind) is torch.bfloat16:
+        if autocast_dtype(x_BTD.device) is torch.bfloat16:
             x_BTD = x_BTD.bfloat16()  # the residual stream: half the bytes of norms and sums; fp16 could overflow
         if mask is not None and cache is None and use_cpu_attention(x_BTD):
             mask = attention_bias(mask)  # once, and not in every layer

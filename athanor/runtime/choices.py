@@ -59,7 +59,7 @@ def chosen(
     record = Record.of(world.broadcast_object(decided))
     choices = record.choices
     chosen_values = dataclasses.asdict(choices)
-    device = prepare(machine().device, machine().threads)
+    device = prepare(machine().device, machine().threads, machine().deterministic == "on")
     if world.main and without_effect(choices.precision, device):
         run.note(
             f"precision {choices.precision}: this processor has no units for it, so fp32 rounded to it is used, and nothing is gained"
@@ -86,7 +86,7 @@ def choose(
     or two once.
     """
     local, root = machine(), anchor()
-    device = prepare(local.device, local.threads)
+    device = prepare(local.device, local.threads, local.deterministic == "on")
     if device.type == "mps" and local.compile == AUTO:  # torch's compiler for Metal is a prototype
         local = dataclasses.replace(local, compile="off")
     saved = next((record for record in map(_read_record, folders) if record is not None), None)

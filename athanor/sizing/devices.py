@@ -76,7 +76,11 @@ class Device:
     @property
     def fp32(self) -> float:
         """How many times slower than in training a product is in eval: on one device, in fp32 without units for bf16."""
-        return self.count * 1.0 if self.peak.bf16 else self.count * max(1.0, self.efficiency * self.tflops / (FP32 * self.peak.fp32))
+        return (
+            self.count * 1.0
+            if self.peak.bf16
+            else self.count * max(1.0, self.efficiency * self.tflops / (FP32 * self.peak.fp32))
+        )
 
     def seconds(self, config: ModelConfig, batch: int) -> float:
         share = self.efficiency * config.dim / (config.dim + HALF)

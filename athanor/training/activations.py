@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,11 +24,11 @@ from athanor.model.config import ModelConfig
 from athanor.model.cross_entropy import chunk_rows
 from athanor.model.kernels import BLOCK_TOKENS, attention_by_torch
 from athanor.model.loss import Targets, training_loss
-from athanor.model.precision import AUTOCAST, autocast, rounds_products
+from athanor.model.precision import AUTOCAST, autocast, meta_autocast, rounds_products
 from athanor.model.transformer import Transformer
 
 ACCELERATOR = torch.device("meta")  # any of them: sizes do not depend on which
-LOGIT_BYTES = 12  # of a chunk on an accelerator, at the loss's peak: twice in the working format, twice in fp32
+LOGIT_BYTES = 6  # of a chunk on an accelerator: in the working format, and in fp32 where the compiler fails
 _CPU = torch.device("cpu")
 
 
@@ -129,7 +129,7 @@ def trace_activations(
             model.restore_rotary()
             ids_1T = torch.zeros(1, T, dtype=torch.int64)
         model.model.layers[0].register_forward_pre_hook(lambda _, args: inputs.add(args[0].nbytes / T))
-        with _Autocast(AUTOCAST[precision], math_attention) as mode, mode.answers(), LiveBytes() as live:
+        with meta_autocast(AUTOCAST[precision]), _Autocast(AUTOCAST[precision], math_attention), LiveBytes() as live:
             graph = model.hidden(ids_1T, document_BT=ids_1T if documents else None).grad_fn  # keeps what backward needs
             return live.now if graph else 0
 
@@ -151,23 +151,6 @@ class _Autocast(TorchFunctionMode):
         super().__init__()
         self.dtype, self.math_attention = dtype, math_attention
         self._weights: dict[int, Tensor] = {}
-
-    @contextlib.contextmanager
-    def answers(self) -> Iterator[None]:
-        """Inside, torch answers about autocast on the meta device too, where it raises an error otherwise."""
-        real = {name: getattr(torch, name) for name in ("is_autocast_enabled", "get_autocast_dtype")}
-        ours = {"is_autocast_enabled": self.dtype is not None, "get_autocast_dtype": self.dtype}
-
-        def answer(name: str, kind: str = "cuda") -> Any:
-            return ours[name] if kind == ACCELERATOR.type else real[name](kind)
-
-        try:
-            for name in real:
-                setattr(torch, name, functools.partial(answer, name))
-            yield
-        finally:
-            for name, function in real.items():
-                setattr(torch, name, function)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from athanor.base.errors import AthanorError, GateError, InputError
 from athanor.model.config import ModelConfig
+from athanor.model.device import set_environment
 from athanor.training.memory import USABLE, StepFootprint, available_bytes, check_memory, training_bytes
 
 STRATEGIES = ("auto", "ddp", "fsdp", "hsdp")
@@ -88,6 +89,7 @@ class ProcessGroup(World):
         self.sharded = strategy in ("fsdp", "hsdp")
         backend = "gloo"
         if device in ("auto", "cuda") and torch.cuda.is_available():
+            set_environment(torch.device("cuda"))  # before CUDA starts
             torch.cuda.set_device(_own_device(int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()))
             backend = "cpu:gloo,cuda:nccl"  # what the hosts agree on never waits for the devices
         # Everything that waits for another process is bounded by this, except for the main process's own work.
