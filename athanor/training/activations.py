@@ -134,10 +134,11 @@ def trace_activations(
             return live.now if graph else 0
 
     block, rest = _growths(min(128, config.context_tokens // 3), held)
-    # A chunk's logits, then the gradient of the output matrix a second time, times what comes from above.
-    width, matrix = 2 if AUTOCAST[precision] else 4, config.vocab_size * config.dim
+    # The output matrix's copy and gradient; a chunk's logits, then that gradient times what comes from above.
+    half, matrix = AUTOCAST[precision] is not None, config.vocab_size * config.dim
+    width, trained = 2 if half else 4, 0 if config.adapters else matrix
     chunk = min(tokens, chunk_rows(ACCELERATOR, config.vocab_size)) * config.vocab_size
-    fixed = (4 + width) * matrix + max(LOGIT_BYTES * chunk + width * matrix, 4 * matrix)
+    fixed = 2 * half * matrix + 4 * trained + max(LOGIT_BYTES * chunk + width * trained, 4 * trained)
     return SavedActivations(block, rest, Growth(fixed, (8 + width) * config.dim, 0.0), max(inputs))
 
 
