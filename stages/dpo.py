@@ -41,7 +41,9 @@ def run(run: Run) -> None:
     total = round_down_to_steps(int(params.epochs * epoch_tokens), params.batch_tokens)
     warmup = int(total * params.warmup_fraction)
     schedule = Schedule("cosine", params.lr, params.lr * params.final_lr_fraction, warmup, 0, total)
-    execution = choices.chosen(run, (slot,), config, params.precision, params.batch_tokens, total)
+    execution = choices.chosen(
+        run, (slot,), config, params.precision, params.batch_tokens, total, optimizer=params.optimizer
+    )
     per_epoch = params.validations_per_epoch
     plan = ExecutionPlan.of(
         "dpo",

@@ -49,7 +49,7 @@ def run(run: Run) -> None:
     schedule = Schedule(
         "cosine", params.lr, params.lr * params.final_lr_fraction, int(total * params.warmup_fraction), 0, total
     )
-    execution = choices.chosen(run, (slot,), config, params.precision, batch, total)
+    execution = choices.chosen(run, (slot,), config, params.precision, batch, total, optimizer=params.optimizer)
     plan = ExecutionPlan.of(
         "grpo",
         recipe,

@@ -47,7 +47,9 @@ def run(run: Run) -> None:
     recipe = {"sft": sft_recipe, "lora": dataclasses.asdict(settings)}
     slot = run.slot(recipe, parents)
     world = init_world(local.parallel, device=local.device, timeout_s=local.launch.timeout_s, main=run.main)
-    execution = choices.chosen(run, (slot,), shape, params.precision, params.batch_tokens, total, world)
+    execution = choices.chosen(
+        run, (slot,), shape, params.precision, params.batch_tokens, total, world, params.optimizer
+    )
     execution, notes = foreign.adjust_precision(execution, params.base, requested=params.precision)
     for note in notes:
         run.note(note)

@@ -63,7 +63,9 @@ def execution_plan(
     """The processes, the choices stored in the slots, and the settings that follow; also seeds the global generators."""
     local = machine()
     world = init_world(local.parallel, device=local.device, timeout_s=local.launch.timeout_s, main=run.main)
-    execution = choices.chosen(run, slots, config, params.precision, params.batch_tokens, total, world)
+    execution = choices.chosen(
+        run, slots, config, params.precision, params.batch_tokens, total, world, params.optimizer
+    )
     return ExecutionPlan.of(
         "pretrain",
         params,

@@ -43,7 +43,9 @@ def run(run: Run) -> None:
     parents = {"base": manifest_digest(BASE), "sft": sampler.manifest, "tokenizer": manifest_digest(TOKENIZER)}
     slot = run.slot(dataclasses.asdict(params), parents)
     world = init_world(local.parallel, device=local.device, timeout_s=local.launch.timeout_s, main=run.main)
-    execution = choices.chosen(run, (slot,), config, params.precision, params.batch_tokens, total, world)
+    execution = choices.chosen(
+        run, (slot,), config, params.precision, params.batch_tokens, total, world, params.optimizer
+    )
     plan = tuning.execution_plan(local, world, execution, config)
     device, footprint, settings = plan.device, plan.footprint, plan.settings
     with slot, run.progress(total, "sft", "tokens") as bar:

@@ -15,7 +15,8 @@ from torch import Tensor
 from athanor.model.config import ModelConfig
 from athanor.model.precision import AUTOCAST
 from athanor.model.transformer import attend, block_mask, fit_groups
-from athanor.training.attention import KERNELS
+from athanor.model.varlen import document_starts, documents_by_length
+from athanor.training.attention import KERNELS, VARLEN
 from athanor.training.compiling import first_line
 
 TRIES = 20
@@ -157,6 +158,10 @@ def products(
 
 def variant(kind: str, name: str, document_BT: Tensor) -> Tensor | None:
     """The mask that a kernel takes for rows of one document ("plain"), or of several ("documents")."""
+    if name == VARLEN:
+        numbers_BT = document_BT.cpu().numpy()
+        starts_M = document_starts(numbers_BT if kind == "documents" else numbers_BT * 0)
+        return torch.from_numpy(starts_M).to(document_BT.device)
     return None if kind == "plain" else block_mask(document_BT)
 
 
@@ -164,7 +169,7 @@ def _only(name: str) -> contextlib.AbstractContextManager[Any]:
     """Inside, torch dispatches to this kernel alone; to one that it does not dispatch to, the mask leads."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    return sdpa_kernel([getattr(SDPBackend, KERNELS[name])]) if KERNELS[name] else contextlib.nullcontext()
+    return documents_by_length() if name == VARLEN else sdpa_kernel([getattr(SDPBackend, KERNELS[name])])
 
 
 def attention(
@@ -188,10 +193,11 @@ def attention(
 
     masks = {kind: variant(kind, "math", document_BT) for kind in ("plain", "documents")}
     reference = {kind: run(qkv_fp32, "math", mask) for kind, mask in masks.items()}
-    kernels: dict[str, Any] = {name: {"works": False, "why": ""} for name in KERNELS}
+    names = [*KERNELS, VARLEN] if device.type == "cuda" and precision != "fp32" else [*KERNELS]
+    kernels: dict[str, Any] = {name: {"works": False, "why": ""} for name in names}
     for kind in masks:
         calls: dict[str, Callable[[], Any]] = {}
-        for name in KERNELS:
+        for name in names:
             try:
                 call = functools.partial(run, qkv, name, variant(kind, name, document_BT))
                 error = _difference(call(), reference[kind])

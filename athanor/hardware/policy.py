@@ -21,7 +21,7 @@ from athanor.model.device import CPU_MICRO_BATCHES, MICRO_BATCH_TOKENS
 from athanor.model.gpu_family import Architecture, memory_share
 from athanor.model.kernels import cpu_attention_fits
 from athanor.training.activations import ACCELERATOR
-from athanor.training.attention import DEFAULT
+from athanor.training.attention import DEFAULT, VARLEN
 from athanor.training.cpu_replicas import replica_count
 from athanor.training.memory import USABLE, StepFootprint, training_bytes
 from athanor.training.setup import Choices
@@ -108,8 +108,13 @@ def attention(architecture: Architecture, measured: Mapping[str, Any] | None) ->
         )
     if not works:
         return Decision(DEFAULT, "no kernel agreed with the reference")
-    fused = [name for name in works if name != "math" or architecture.device != "cuda"]
+    fused = [name for name in works if name != VARLEN and (name != "math" or architecture.device != "cuda")]
     takers = [name for name in fused if "documents_seconds" in kernels[name]]
+    # A micro-batch of rows of one document each is rare.
+    by_mask = min((kernels[name]["documents_seconds"] for name in takers), default=math.inf)
+    gain = by_mask / kernels.get(VARLEN, {}).get("documents_seconds", math.inf)
+    if gain >= KERNEL_GAIN:
+        return Decision(VARLEN, f"rows with several documents are {gain:.2f} times as fast as with a mask")
     if not takers:
         # Told to use fused ones alone, torch would refuse such rows.
         return Decision(DEFAULT, "rows with several documents need the math kernel here")

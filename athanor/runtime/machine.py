@@ -84,7 +84,7 @@ class Machine:
     workers: int = param(min=0, max=1024, default=0)
     executor: str = param(choices=("processes", "ray"), default="processes")
     micro_batch_tokens: int = param(min=0, default=0)
-    attention: str = param(choices=("auto", "flash", "efficient", "cudnn", "math"), default="auto")
+    attention: str = param(choices=("auto", "flash", "efficient", "cudnn", "math", "varlen"), default="auto")
     compile: str = param(choices=("auto", "on", "off"), default="auto")
     checkpointing: str = param(choices=("auto", "on", "off"), default="auto")
     overlap: str = param(choices=("auto", "on", "off"), default="auto")

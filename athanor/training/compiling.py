@@ -271,9 +271,9 @@ def run_in_subprocess(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
-            return "", "asked to stop" if stopping else f"the compiler took longer than {seconds:.0f} s"
+            return "", "asked to stop" if stopping else f"it took longer than {seconds:.0f} s"
     last = (output.strip().splitlines() or [""])[-1]
-    return output, "" if process.returncode == 0 else last or f"the compiler ended with status {process.returncode}"
+    return output, "" if process.returncode == 0 else last or f"it ended with status {process.returncode}"
 
 
 def first_line(error: BaseException) -> str:

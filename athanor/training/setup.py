@@ -13,6 +13,7 @@ import torch
 from athanor.base.errors import ParamsError
 from athanor.model.config import ModelConfig
 from athanor.model.device import micro_batch, prepare
+from athanor.model.gpu_family import identify
 from athanor.model.transformer import Transformer
 from athanor.training.attention import DEFAULT, attention
 from athanor.training.compiling import Shapes, checkpoint_blocks, compile_blocks, untune, use_cache
@@ -84,6 +85,8 @@ def setup_device(
         checkpointing=choices.checkpointing,
         optimizer=optimizer,
         keeps_best=keeps_best and device.type == "cpu",  # elsewhere the host's memory is another
+        math_attention=device.type == "cuda"
+        and (choices.attention == "math" or not identify(device).fused_attention),
     )
 
 

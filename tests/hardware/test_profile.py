@@ -192,7 +192,7 @@ def test_another_process_measures_and_ends(here):
 
 def test_a_compiler_without_end_is_stopped(here):
     found = steps.compiling(TINY, 2, "fp32", CPU, 1, here / "cache", 0.5)
-    assert found == {"works": False, "why": "the compiler took longer than 0 s"}
+    assert found == {"works": False, "why": "it took longer than 0 s"}
 
 
 def test_a_full_disk_is_told(here, monkeypatch):
