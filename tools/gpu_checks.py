@@ -213,7 +213,7 @@ def model(job: Any) -> Facts:
     variants += [(best, words) for words in more]
     params = dataclasses.replace(shape(job, job.preset)[1], batch_tokens=1024, document_mask=True, seed=1)
     for precision, words in variants:
-        on, kernel = words.split(), words.split()[-1]
+        on, kernel, begin = words.split(), words.split()[-1], graphs()
         config = ModelConfig(4096, 2, 256, 4, 2, 64, 640, 256, 1e4, 1e-6, True, tied_embeddings="tied" in on)
         rows, notes = RandomRows(4096, 256, 80), list[str]()
         batches = [micro_batches(rows.batch(position, 1024), 4, True)[0] for position in range(6)]
@@ -235,5 +235,5 @@ def model(job: Any) -> Facts:
                     step(net, batch, precision)
         keys = sorted(each.key[:60] for each in profiler.key_averages())
         kernels = [key for key in keys if re.search("attention|flash|fmha|cudnn", key, re.I)][:8]
-        row |= {"graphs": before, "new_graphs": graphs() - before, "kernels": kernels, "notes": notes}
+        row |= {"graphs": before - begin, "new_graphs": graphs() - before, "kernels": kernels, "notes": notes}
         yield {f"{words} {precision}": row}
