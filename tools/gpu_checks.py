@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -139,9 +140,7 @@ def attention(job: Any) -> Facts:
         if not cuda and name not in ("flash", "math"):
             yield {name: "not on cpu"}
             continue
-        for several, precision in [
-            (several, name) for name in dict.fromkeys(("fp32", half(job.device))) for several in (False, True)
-        ]:
+        for several, precision in itertools.product((False, True), dict.fromkeys(("fp32", half(job.device)))):
             arguments = (several, job.device, precision)
             row = compared(
                 job, f"attention {several}", precision, lambda: run(make, *arguments, 2, 3, 512, 64)(),
@@ -192,11 +191,10 @@ def pieces(job: Any) -> Facts:
         for z in (0.0, 1e-4):
             calls = [lambda z=z, a=arguments: _loss(z, *a) for arguments in ((job.device, precision), ("cpu", "fp32"))]
             yield {f"loss z {z:g} {precision}": compared(job, f"loss {z}", precision, *calls)}
-    for rows, columns in ((256, 384), (384, 256)):
-        calls = [lambda d=d: [orthogonal(normal(3, rows, columns, device=d))] for d in (job.device, "cpu")]
-        values = torch.linalg.svdvals(calls[0]()[0].float())
-        row = compared(job, f"orthogonal {rows}", "bf16", *calls)
-        yield {f"orthogonal {rows}x{columns}": row | {"singular_values": [float(values.min()), float(values.max())]}}
+    calls = [
+        lambda d=d: [orthogonal(normal(3, *n, device=d)) for n in ((256, 384), (384, 256))] for d in (job.device, "cpu")
+    ]
+    yield {"orthogonal": compared(job, "orthogonal", "bf16", *calls)}
     for name, precision in (("adamw", "fp32"), ("muon", "bf16")):
         row = compared(job, name, precision, lambda: _updated(job.device, name), lambda: _updated("cpu", name))
         pairs = zip(_updated(job.device, name), _updated(job.device, name, True), strict=True)
@@ -210,13 +208,13 @@ def model(job: Any) -> Facts:
     """Loss and gradients by format, recomputed, compiled; new graphs over other documents; kernels of attention."""
     cuda, best = job.device == "cuda", half(job.device)
     variants = [(name, "tied") for name in AUTOCAST if cuda or name != "fp16"]
-    variants += [(best, words) for words in ("untied", "tied checkpointing", "untied compile")]
+    more = ["untied", "tied checkpointing", "untied compile"]
     if cuda:  # on a CPU each compilation takes half a minute
-        more = ("tied compile checkpointing", "tied compile varlen")
-        variants += [(best, words) for words in more]
+        more += ["tied compile checkpointing", "tied compile varlen"]
+    variants += [(best, words) for words in more]
     params = dataclasses.replace(shape(job, job.preset)[1], batch_tokens=1024, document_mask=True, seed=1)
     for precision, words in variants:
-        on, kernel = words.split(), words.split()[-1]
+        on, kernel, begin = words.split(), words.split()[-1], graphs()
         config = ModelConfig(4096, 2, 256, 4, 2, 64, 640, 256, 1e4, 1e-6, True, tied_embeddings="tied" in on)
         rows, notes = RandomRows(4096, 256, 80), list[str]()
         kernel = kernel if kernel in (*KERNELS, VARLEN) else DEFAULT
@@ -224,20 +222,21 @@ def model(job: Any) -> Facts:
             batches = [micro_batches(rows.batch(position, 1024), 4, True)[0] for position in range(6)]
         choices = Choices(precision, kernel, "compile" in on, "checkpointing" in on)
 
-        def step(net: Transformer, batch: Targets = batches[0], precision: str = precision) -> Results:
+        def step(net: Transformer, batch: Targets, precision: str) -> Results:
             # Weights whose names stay, whatever is fused.
             kept = [x for name, x in net.named_parameters() if re.search("embed|lm_head|o_proj|down_proj", name)]
             return _backward(lambda: training_loss(net, batch.to(kept[0].device), len(batch.where_N)), kept, precision)
 
         with tuned_model(job, config, params, choices, notes) as (_, net):
-            plain = lambda config=config, step=step: step(Transformer.fresh(config, params.seed), precision="fp32")  # noqa: E731
-            row = compared(job, f"model {on[0]}", precision, lambda: step(net), plain)
-            before = graphs()
+            calls = [
+                lambda: step(net, batches[0], precision),
+                lambda: step(Transformer.fresh(config, 1), batches[0], "fp32"),
+            ]
+            row, before = compared(job, f"model {on[0]}", precision, *calls), graphs()
             with torch.profiler.profile() as profiler:
                 for batch in batches[1:] if "ok" in row else ():
-                    step(net, batch)
-        names = {
-            each.key[:60] for each in profiler.key_averages() if re.search("attention|flash|fmha|cudnn", each.key, re.I)
-        }
-        row |= {"graphs": before, "new_graphs": graphs() - before, "kernels": sorted(names)[:8], "notes": notes}
+                    step(net, batch, precision)
+        keys = sorted(each.key[:60] for each in profiler.key_averages())
+        kernels = [key for key in keys if re.search("attention|flash|fmha|cudnn", key, re.I)][:8]
+        row |= {"graphs": before - begin, "new_graphs": graphs() - before, "kernels": kernels, "notes": notes}
         yield {f"{words} {precision}": row}

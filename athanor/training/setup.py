@@ -85,8 +85,7 @@ def setup_device(
         checkpointing=choices.checkpointing,
         optimizer=optimizer,
         keeps_best=keeps_best and device.type == "cpu",  # elsewhere the host's memory is another
-        math_attention=device.type == "cuda"
-        and (choices.attention == "math" or not identify(device).fused_attention),
+        math_attention=device.type == "cuda" and (choices.attention == "math" or not identify(device).fused_attention),
     )
 
 
