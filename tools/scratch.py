@@ -25,7 +25,7 @@ from athanor.runtime import presets
 from athanor.runtime.facts import Graph
 from athanor.runtime.schema import check_values
 
-CODE = ("athanor", "stages", "corpus", "recipes", "rl", "tools", "dvc.yaml")
+CODE = ("athanor", "stages", "battery", "corpus", "recipes", "rl", "tools", "dvc.yaml")
 MICRO = Path("presets/micro.yaml")
 ROWS, ROW_BYTES = 600, 3000
 PAIRS = "pairs.jsonl"

@@ -32,20 +32,20 @@ def prepare(name: str, threads: int, deterministic: bool = False) -> torch.devic
     if not usable.get(name, False):
         raise InputError(f"torch cannot use device '{name}' here", where="machine.device", fix="use auto or cpu")
     device = torch.device(name)
-    set_environment(device)
+    set_environment(name)
     if deterministic:
         make_deterministic(device)
     limit_memory(device)
     return device
 
 
-def set_environment(device: torch.device) -> None:
+def set_environment(device_type: str) -> None:
     """Set what torch reads from the environment at its first use of a GPU. What the user has set stays."""
-    if device.type != "cuda":
+    if device_type != "cuda":
         return
     if torch.version.hip:
         # Elsewhere than on MI200 and MI300 its attention kernels count as experimental (ROCm/TheRock#1437).
-        if identify(device).name.startswith(("RDNA 3", "RDNA 4")):
+        if identify(torch.device(device_type)).name.startswith(("RDNA 3", "RDNA 4")):
             os.environ.setdefault("TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL", "1")
     # Sizes differ from one micro-batch to the next, which fragments segments of fixed size. Not supported everywhere.
     elif "microsoft" not in platform.release().lower() and os.environ.keys().isdisjoint(ALLOCATOR):

@@ -89,7 +89,7 @@ class ProcessGroup(World):
         self.sharded = strategy in ("fsdp", "hsdp")
         backend = "gloo"
         if device in ("auto", "cuda") and torch.cuda.is_available():
-            set_environment(torch.device("cuda"))  # before CUDA starts
+            set_environment("cuda")  # before CUDA starts
             torch.cuda.set_device(_own_device(int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()))
             backend = "cpu:gloo,cuda:nccl"  # what the hosts agree on never waits for the devices
         # Everything that waits for another process is bounded by this, except for the main process's own work.

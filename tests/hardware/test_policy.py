@@ -126,6 +126,19 @@ def test_rows_with_and_without_documents_are_decided_on_apart():
     assert value == "default" and "several documents" in why
 
 
+def test_documents_by_their_starts_where_that_beats_every_mask():
+    """As measured on an H200 at Plasma 1.1's shape: slower than cuDNN for rows of one document, which are rare."""
+    measured = kernels(flash=1.0, cudnn=0.7, efficient=1.8)
+    del measured["kernels"]["flash"]["documents_seconds"]
+    measured["kernels"]["cudnn"]["documents_seconds"] = 1.34
+    measured["kernels"]["efficient"]["documents_seconds"] = 3.3
+    measured["default"] = measured["default_documents"] = "cudnn"
+    measured["kernels"]["varlen"] = {"works": True, "why": "", "plain_seconds": 1.17, "documents_seconds": 1.33}
+    assert policy.attention(nvidia((9, 0)), measured).value == "default"
+    measured["kernels"]["varlen"]["documents_seconds"] = 0.8
+    assert policy.attention(nvidia((9, 0)), measured).value == "varlen"
+
+
 def test_only_math_on_a_gpu_is_an_error_that_says_why():
     measured = kernels(flash=None, efficient=None, cudnn=None, math=3.0)
     with pytest.raises(InputError, match=r"machine.attention: no fused attention.*Hopper.*flash: not built.*Fix"):
