@@ -47,7 +47,6 @@ COMMANDS = {  # name: arguments, what it does
     "container": ("build | run [--chip C]", "the docker or podman command for this chip"),
     "doctor": ("[--fix] [--deep] [--json]", "what crashes left behind, what the machine lacks"),
     "explain": ("[LOG] [--bundle]", "what a failure means, and what to type"),
-    "accept": ("[STAGE ...]", "keep results after edits of comments or docstrings"),
     "deps": ("[--fix]", "check the code dependencies in dvc.yaml"),
     "bench": ("hardware [--again]", "measure this machine for the model; once"),
 }
@@ -56,7 +55,7 @@ FIRST = {  # what `athanor --help` shows, in this order; the others are listed b
     "Look at it": ("data", "compare", "health", "ui", "doctor"),
     "Use it": ("serve", "chat", "promote"),
 }
-OF_DEVELOPERS = ("accept", "bench", "deps", "ship")
+OF_DEVELOPERS = ("bench", "deps", "ship")
 MODULE_NAMES = {  # modules that have another name than their command
     "plan": "athanor.cli.plan.main",
     "data": "athanor.cli.data.main",

@@ -1,6 +1,6 @@
 """Everything that this project uses of DVC's internals, so that what a new version of DVC may break is in one module.
 
-`athanor plan`, `accept`, `compare`, `pin` and the chat server ask DVC's own functions for hashes, locks, keys of the
+`athanor plan`, `compare`, `pin` and the chat server ask DVC's own functions for hashes, locks, keys of the
 run-cache, names of experiments and settings, so that they decide as DVC does. DVC is imported when it is asked: that
 takes a second. Its readers of the caches are not used as they are, because they repair while they look: they delete
 damaged entries and objects, and make the others read-only.
@@ -59,36 +59,11 @@ def busy(repo: Any) -> str:
     return f"{live[0]['cmd']} (PID {live[0]['pid']})" if live else ""
 
 
-@contextlib.contextmanager
-def locked(repo: Any) -> Iterator[None]:
-    """DVC's lock of the checkout; InputError when another DVC command has it."""
-    from dvc.lock import LockError
-    from dvc.repo import lock_repo
-
-    try:
-        with one_line_errors(), lock_repo(repo):
-            yield
-    except LockError:
-        who = f"{busy(repo) or 'another DVC process'} is at work here"
-        raise InputError(who, where=str(repo.root_dir), fix="try again when it is done") from None
-
-
 def in_order(repo: Any, targets: Sequence[str]) -> list[Any]:
     """The stages that `dvc repro TARGETS` looks at, in its order."""
     from dvc.repo.reproduce import collect_stages, get_active_graph, plan_repro
 
     return plan_repro(get_active_graph(repo.index.graph), collect_stages(repo, targets or ["dvc.yaml"]))
-
-
-def commit(stages: Sequence[Any]) -> None:
-    """What `dvc commit -f` does to each of them, but the lock is read and written once and not nine times."""
-    by_file: dict[Any, list[Any]] = {}
-    for stage in stages:
-        stage.save()
-        stage.commit(relink=False)
-        by_file.setdefault(stage.dvcfile, []).append(stage)
-    for file, changed in by_file.items():
-        file.dump_stages(changed, update_pipeline=False)
 
 
 # -- dependencies and outputs ------------------------------------------------------------------------------------------

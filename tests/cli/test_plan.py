@@ -203,6 +203,67 @@ def test_the_total_is_a_range_when_stages_may_turn_out_to_be_kept():
     assert " to " not in next(line for line in as_text(sure).splitlines() if line.startswith("total"))
 
 
+ONE = '''"""A stage."""
+
+from pathlib import Path
+
+from athanor.runtime.process import stage_main
+from athanor.runtime.run import Run
+
+
+def run(run: Run) -> None:
+    Path("one.txt").write_text("1")
+
+
+if __name__ == "__main__":
+    stage_main("one", run)
+'''
+
+
+def test_results_may_be_kept_when_no_statement_differs(tmp_path, monkeypatch):
+    deps, leaf = ["stages/one.py", "table.py"], {"metrics/runs/one.json": {"cache": False}}
+    stage = {"cmd": "python -m stages.one", "deps": deps, "params": ["eval"], "outs": ["one.txt"], "metrics": [leaf]}
+    files = {
+        "stages/__init__.py": "",
+        "stages/one.py": ONE,
+        "table.py": "ROWS = 1\n",
+        "params.yaml": presets.complete(ROOT / "presets" / "micro.yaml"),
+        "dvc.yaml": json.dumps({"stages": {"one": stage}}),
+    }
+
+    def write(**more: str) -> None:
+        for name, text in {**files, **more}.items():
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).unlink(missing_ok=True)  # outputs are read-only
+            (tmp_path / name).write_text(text)
+
+    monkeypatch.chdir(tmp_path)
+    for name, value in {**ENV, "ATHANOR_TRACKING": "off"}.items():
+        monkeypatch.setenv(name, value)
+    dvc = [sys.executable, "-m", "dvc"]
+    write()
+    for command in (["git", "init", "-q"], [*dvc, "init", "-q"], [*dvc, "repro", "-q"]):
+        subprocess.run(command, check=True)
+    comment = {"stages/one.py": "# a remark\n" + ONE.replace("A stage", "Quite a stage")}
+    params = files["params.yaml"].replace("eval:\n  seed: 1", "eval:\n  seed: 2")
+    for more in (
+        {"stages/one.py": ONE.replace('"1"', '"2"')},
+        {"table.py": "ROWS = 2\n"},
+        {"params.yaml": params},
+        {"one.txt": "2"},
+    ):
+        write(**{**comment, **more})
+        assert make_plan(tmp_path).work and not any("dvc commit" in note for note in make_plan(tmp_path).notes), more
+    write(**comment, **{"one.txt": "1"})
+    assert "dvc commit -f one" in as_text(make_plan(tmp_path))
+    subprocess.run([*dvc, "commit", "-q", "-f", "one"], check=True)
+    assert not make_plan(tmp_path).work
+    write(**comment, **{"params.yaml": params})
+    assert toy.repro(tmp_path) == {"one": "run"}
+    write(**comment)
+    assert toy.repro(tmp_path) == {"one": "restore"}
+
+
 def test_a_missing_source_is_told(repo):
     (repo / "source.txt").unlink()
     step = make_plan(repo).steps[0]

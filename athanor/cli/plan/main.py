@@ -55,7 +55,7 @@ from athanor.cli.slots import size
 from athanor.cli.summary import leaf
 from athanor.hardware.shape import advice
 from athanor.runtime import dvc_lock, dvc_view
-from athanor.runtime.closure import code_digest, is_code, stage_module
+from athanor.runtime.closure import closure, code_digest, is_code, stage_module
 from athanor.runtime.machine import anchor, machine
 from athanor.runtime.progress import duration
 from athanor.runtime.schema import check_file, memory_notes
@@ -119,9 +119,10 @@ def make_plan(root: Path, targets: Sequence[str] = ()) -> Plan:
     if built and measured is None and any(each.seconds is None for each in forecasts.values()):
         note("no past run to tell times from: athanor plan --measure times some training steps, a quarter of a minute")
     plan.notes.extend(text for step in runs for text in code_questions(step, root, anchor()))
-    if only_comments := ", ".join(step.stage for step in steps if _only_comments(step, root)):
+    if same := " ".join(step.stage for step in steps if _no_statement_differs(step, root)):
         note(
-            f"the code of {only_comments} differs in comments, docstrings or layout only: athanor accept keeps the results"
+            f"in the code of {same} no statement differs, only comments, docstrings, layout or files that are not Python."
+            f" If the results would be the same: dvc commit -f {same}"
         )
     needed_bytes = plan.total()["disk_bytes"]
     if needed_bytes > plan.free_bytes:
@@ -153,14 +154,16 @@ def _pipeline_notes(root: Path, steps: Sequence[Step], built: Mapping[str, Any])
         yield from memory_notes(built)
 
 
-def _only_comments(step: Step, root: Path) -> bool:
-    """Whether a stage would run, and `athanor accept` would make it stay."""
+def _no_statement_differs(step: Step, root: Path) -> bool:
+    """A stage runs for its code alone, whose syntax trees are those that made the outputs."""
     code = [change for change in step.changes if change.kind == "file" and is_code(change.name)]
     facts = leaf(root, step.stage)
     if step.action != RUN or not code or code != list(step.changes) or not facts or not step.command:
         return False
     try:
-        return facts.get("code") == code_digest(root, stage_module(step.command))
+        module = stage_module(step.command)
+        others = {change.name for change in code if change.name.endswith(".py")} - set(closure(root, module))
+        return not others and facts.get("code") == code_digest(root, module)
     except (AthanorError, SyntaxError):
         return False
 
