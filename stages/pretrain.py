@@ -103,11 +103,8 @@ def run(run: Run) -> None:
 
         def before_first_step(model: Transformer) -> None:
             batch = probe_batch(sampler.batch(0, params.batch_tokens), params.document_mask)
-            run.fact(
-                preflight=str(
-                    preflight(model, batch.to(device), fresh=not params.bigram_tokens, precision=execution.precision)
-                )
-            )
+            how = {"fresh": not params.bigram_tokens, "precision": execution.precision}
+            run.fact(preflight=str(preflight(model, batch.to(device), **how)))
 
         def on_sample(step: int, model: Transformer) -> None:
             texts = text_sampler(TOKENIZER, params.sample_prompts)(model) if params.sample_prompts else []
