@@ -41,17 +41,24 @@ def load() -> float:
 
 def free_memory_bytes(root: Path = Path("/")) -> int:
     """Memory that is free now, also by the limits of this process's control groups (version 1 and 2) and those around."""
-    import psutil
-
-    free = [psutil.virtual_memory().available, *(limit - used for limit, used in _limits(root))]
+    free = [_memory("MemAvailable"), *(limit - used for limit, used in _limits(root))]
     return max(0, min(free))
 
 
 def memory_bytes(root: Path = Path("/")) -> int:
     """The machine's memory, or what this process's control groups may use of it."""
+    return min([_memory("MemTotal"), *(limit for limit, _ in _limits(root))])
+
+
+def _memory(field: str) -> int:
+    """Bytes of the host by a name of /proc/meminfo; elsewhere by psutil, which a rented machine may lack."""
+    with contextlib.suppress(OSError, StopIteration):
+        rows = Path("/proc/meminfo").read_text().splitlines()
+        return 1024 * next(int(row.split()[1]) for row in rows if row.startswith(f"{field}:"))
     import psutil
 
-    return min([psutil.virtual_memory().total, *(limit for limit, _ in _limits(root))])
+    memory = psutil.virtual_memory()
+    return memory.total if field == "MemTotal" else memory.available
 
 
 def _limits(root: Path) -> Iterator[tuple[int, int]]:
