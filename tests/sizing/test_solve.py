@@ -155,10 +155,11 @@ def test_forecasts_of_other_devices_agree_with_published_runs(name, code, shape,
     assert forecast == pytest.approx(float(figure), rel=float(within))
 
 
-def test_eval_reads_the_held_out_text_in_fp32(tmp_path):
-    """Minutes for Plasma's 64 MB, seconds for the default's 0.5 MB as before."""
-    recipe = choose(Wish(tokens=10**10), data_for("plasma-1.1", tmp_path), devices.find("h100"))
-    assert 3 < recipe.seconds["eval"] / 60 < 15
+def test_eval_reads_the_held_out_text_in_fp32_without_units_for_bf16(tmp_path):
+    """Plasma's 64 MB in a minute on an H100 and in many on a V100, the default's 0.5 MB in seconds as before."""
+    data, asked = data_for("plasma-1.1", tmp_path), Wish(tokens=10**10)
+    h100, v100 = (choose(asked, data, devices.find(name)).seconds["eval"] / 60 for name in ("h100", "v100"))
+    assert 0.5 < h100 < 3 and v100 > 10 * h100
     each = 1 / 10_500
     read = data_for("default", tmp_path).eval_tokens
     assert speeds.with_model("eval", 1.0, each, read) == pytest.approx(12 + 155_000 * each, rel=0.02)
