@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from athanor.base.errors import InputError
+
 _active = 0  # open blocks of `documents_by_length`, in the whole process
 _options: dict[str, Any] = {}  # how this torch's `varlen_attn` is called; found outside of compiled code
 
@@ -27,6 +29,9 @@ def documents_by_length() -> Iterator[None]:
     global _active
     if not _options:
         _options.update(_found())
+    if _options["call"] is None:
+        fix = "install torch 2.10 or newer, or set attention: auto"
+        raise InputError("this torch has no varlen_attn", where="machine.attention", fix=fix)
     _active += 1
     try:
         yield

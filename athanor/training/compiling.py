@@ -201,7 +201,9 @@ def compile_block(
     # Neither Dynamo's guards nor the keys of the persistent caches hold the choice of a kernel (pytorch#185449).
     if _kernel not in ("", kernel):
         torch._dynamo.reset()
-    _kernel = torch.compiler.config.cache_key_tag = kernel
+    _kernel = kernel
+    if hasattr(torch.compiler.config, "cache_key_tag"):  # in some releases not yet
+        torch.compiler.config.cache_key_tag = kernel
 
     for limit in ("recompile_limit", "cache_size_limit"):  # the newer name, the older one
         if hasattr(torch._dynamo.config, limit):
