@@ -27,7 +27,7 @@ from athanor.model.config import ModelConfig
 from athanor.model.loss import Targets, token_losses
 from athanor.model.precision import AUTOCAST, autocast, rounds_products
 from athanor.model.transformer import block_mask
-from athanor.training.attention import attention
+from athanor.training.attention import DEFAULT, VARLEN, attention
 from athanor.training.heap import keep_heap
 from athanor.training.memory import StepFootprint, training_bytes
 from athanor.training.preflight import check_accumulation, check_reach, check_targets, narrowed
@@ -65,6 +65,9 @@ def adjust_precision(choices: Choices, base: str | os.PathLike[str], *, requeste
     if choices.compile:
         choices = dataclasses.replace(choices, compile=False)
         notes.append("blocks of a foreign model are not compiled")
+    if choices.attention == VARLEN:
+        choices = dataclasses.replace(choices, attention=DEFAULT)
+        notes.append("attention default: a foreign model takes documents by a mask")
     return choices, notes
 
 

@@ -5,6 +5,7 @@ python -m athanor.hardware.measure JSON      measure as the JSON says, print the
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import sys
 import tempfile
@@ -159,8 +160,11 @@ def memory(device: torch.device) -> dict[str, int | None]:
 
 def in_subprocess(config: ModelConfig, device: torch.device, count: int, root: Path, **how: Any) -> dict[str, Any]:
     """As `measure`, by a process of its own, whose allocator is gone with it; RuntimeError with its last words."""
-    job = {"config": config.to_dict(), "device": device.type, "count": count, "root": str(root), **how}
-    return dict(steps.answer_of("athanor.hardware.measure", job, sum(how["bounds"]) + _START_SECONDS))
+    names = {field.name for field in dataclasses.fields(ModelConfig)}  # a foreign model's shape has more
+    shape = {name: value for name, value in config.to_dict().items() if name in names}
+    job = {"config": shape, "device": device.type, "count": count, "root": str(root), **how}
+    measured = steps.answer_of("athanor.hardware.measure", job, sum(how["bounds"]) + _START_SECONDS)
+    return {**measured, "fingerprint": profile.fingerprint(config, device, count)}
 
 
 def _measured(job: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import torch
 from athanor.hardware.kernels import compare, threads
 from athanor.model.config import ModelConfig
 from athanor.model.loss import Targets, training_loss
-from athanor.model.precision import LossScale, autocast, products
+from athanor.model.precision import LossScale, autocast, autocast_dtype, products
 from athanor.model.transformer import Transformer
 from athanor.training.compiling import (
     Shapes,
@@ -123,7 +123,10 @@ def _compile_and_time(job: dict[str, Any]) -> dict[str, float]:
     use_cache(Path(job["cache"]))
     config, device, name = ModelConfig.from_dict(job["config"]), torch.device(job["device"]), job["precision"]
     model = truncated_model(config, device, layers=1)
-    x_BTD = torch.ones(job["rows"], config.context_tokens, config.dim, device=device, requires_grad=True)
+    with autocast(name, device):  # as `Transformer.hidden` gives it to blocks
+        dtype = torch.bfloat16 if autocast_dtype(device) is torch.bfloat16 else torch.float32
+    shape = job["rows"], config.context_tokens, config.dim
+    x_BTD = torch.ones(shape, device=device, dtype=dtype, requires_grad=True)
     block = model.model.layers[0]
 
     def run() -> None:

@@ -129,7 +129,12 @@ def trace_activations(
             model.restore_rotary()
             ids_1T = torch.zeros(1, T, dtype=torch.int64)
         model.model.layers[0].register_forward_pre_hook(lambda _, args: inputs.add(args[0].nbytes / T))
-        with meta_autocast(AUTOCAST[precision]), _Autocast(AUTOCAST[precision], math_attention), LiveBytes() as live:
+        # A foreign model keeps its residual stream in fp32.
+        with (
+            meta_autocast(None if config.adapters else AUTOCAST[precision]),
+            _Autocast(AUTOCAST[precision], math_attention),
+            LiveBytes() as live,
+        ):
             graph = model.hidden(ids_1T, document_BT=ids_1T if documents else None).grad_fn  # keeps what backward needs
             return live.now if graph else 0
 

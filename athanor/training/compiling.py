@@ -27,6 +27,7 @@ from torch import Tensor
 from athanor.base.artifacts import digest, write_json
 from athanor.model import varlen
 from athanor.model.config import ModelConfig
+from athanor.model.device import make_deterministic
 from athanor.model.precision import autocast, products
 from athanor.model.transformer import Block, Cache, Transformer
 from athanor.training.attention import DEFAULT, attention
@@ -147,6 +148,7 @@ def compile_blocks(
         "shapes": sorted(shapes.rows_tokens),
         "documents": shapes.documents,
         "attention": kernel,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
         "precision": precision,
         "device": str(device),
         "threads": threads,
@@ -289,6 +291,8 @@ def main() -> int:
     signal.alarm(int(trial["seconds"]) + 1)  # should nobody be left to end this
     use_cache(Path(trial["cache"]))
     torch.set_num_threads(trial["threads"])
+    if trial["deterministic"]:
+        make_deterministic(torch.device(trial["device"]))
     shapes = Shapes(frozenset((rows, tokens) for rows, tokens in trial["shapes"]), trial["documents"])
     model = Transformer.fresh(ModelConfig.from_dict(trial["config"]), 0).to(torch.device(trial["device"]))
     try:

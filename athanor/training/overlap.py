@@ -31,7 +31,7 @@ def host_copies(tensors: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> 
             buffer = torch.empty_like(tensor, device="cpu")
             with contextlib.suppress(RuntimeError):  # containers and WSL2 limit what may be pinned
                 buffer = torch.empty_like(buffer, pin_memory=tensor.is_cuda)
-        copies[name] = buffer.copy_(tensor.detach(), non_blocking=True)
+        copies[name] = buffer.copy_(tensor.detach(), non_blocking=tensor.is_cuda)  # Metal is not waited for below
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()  # once for all of them
     return copies
@@ -108,6 +108,10 @@ class Overlap:
 
     def finish_writing(self) -> None:
         """Wait for the checkpoint under way; raises what went wrong with it."""
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
+        if self._writing is None:
+            return
+        try:
+            self._writing.result()
+        finally:
+            if self._writing.done():  # else the wait was interrupted, and the copies are still being read
+                self._writing = None

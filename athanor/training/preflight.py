@@ -20,6 +20,7 @@ from athanor.model.precision import autocast, products
 from athanor.model.transformer import Transformer
 from athanor.training.attention import attention
 from athanor.training.compiling import tune_blocks
+from athanor.training.recovery import out_of_memory
 from athanor.training.vitals import residual_growth
 
 INITIAL_LOSS_TOLERANCE = 0.1
@@ -44,7 +45,8 @@ def preflight(model: Transformer, batch: Targets, *, fresh: bool = True, precisi
     The model's own blocks are run in `precision`, in which it will train.
     """
     check_targets(batch)
-    check_path(model, batch, precision)
+    check_path(model, batch, precision, fresh=fresh)
+    batch = batch.to(model.head_weight.device)  # FSDP keeps the whole model on the host
     probe = copy.deepcopy(model).float()
     first = probe_gradients(probe, batch)
     check_reach(probe, batch.ids_BT)
@@ -148,7 +150,7 @@ def check_accumulation(model: Transformer, batch: Targets) -> None:
         )
 
 
-def check_path(model: Transformer, batch: Targets, precision: str) -> None:
+def check_path(model: Transformer, batch: Targets, precision: str, *, fresh: bool = True) -> None:
     """Loss and gradients of the way that trains must be those of plain blocks in fp32 with the math kernel.
 
     That way is the number format, the attention kernel chosen, the fused loss, and compiled blocks. Those serve the
@@ -180,10 +182,14 @@ def check_path(model: Transformer, batch: Targets, precision: str) -> None:
             with autocast(precision, device):
                 loss = training_loss(model, repeated, len(batch.where_N))
             gradients = torch.autograd.grad(loss * _PATH_SCALE, list(model.parameters()))
-    except torch.OutOfMemoryError:
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
         return
     pairs = zip(gradients, reference, strict=True)
-    of_gradient = torch.stack([(ours.cpu() / _PATH_SCALE - other).norm() / other.norm() for ours, other in pairs]).max()
+    both = [((ours.cpu() / _PATH_SCALE - other).norm(), other.norm()) for ours, other in pairs]
+    errors, norms = (torch.stack(each) for each in zip(*both, strict=True))
+    of_gradient = (errors / norms).max() if fresh else errors.norm() / norms.norm()
     found, limits = (abs(loss.item() / expected - 1), of_gradient.item()), PATH_TOLERANCES[precision]
     if not (found[0] <= limits[0] and found[1] <= limits[1]):
         raise GateError(

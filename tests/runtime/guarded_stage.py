@@ -23,7 +23,7 @@ STEPS = 12
 PATIENCE = 120.0  # s; only a test that fails waits so long
 
 STAGE = f'''
-import ctypes, json, os, threading, time
+import contextlib, ctypes, json, os, threading, time
 from pathlib import Path
 from athanor.base.artifacts import new_dir, write_bytes
 from athanor.base.errors import Interrupted
@@ -54,10 +54,10 @@ def before(step, slot):
     """What happens within a step."""
     with open(CONTROL / "log", "a") as log:
         log.write(f"{{os.getpid()}} {{step}}\\n")
-    hold = CONTROL / "hold"
-    while hold.exists() and step >= int(hold.read_text() or 0):
-        (CONTROL / f"held-{{os.getpid()}}").touch()
-        time.sleep(0.01)
+    with contextlib.suppress(FileNotFoundError):  # which it is from one look to the next
+        while step >= int((CONTROL / "hold").read_text() or 0):
+            (CONTROL / f"held-{{os.getpid()}}").touch()
+            time.sleep(0.01)
     what = PLAN.get(str(step))
     if what == "writes":  # a checkpoint that takes long
         (slot.path / ".step_x.tmp").mkdir()
@@ -151,10 +151,13 @@ class Place:
     def wait_held(self, child: subprocess.Popen[str]) -> None:
         until((self.control / f"held-{child.pid}").exists, "the stage stands still", child)
 
-    def release(self) -> None:
-        """Let it go on, when it has not looked for a file for longer than it may."""
+    def release(self, until: int | None = None) -> None:
+        """Let it go on, to the step `until` if there is one, when it has not looked for a file for longer than it may."""
         time.sleep(0.6)
-        (self.control / "hold").unlink()
+        if until is None:
+            (self.control / "hold").unlink()
+        else:
+            self.hold(until)
 
     def log(self, child: subprocess.Popen[str]) -> list[int]:
         rows = [line.split() for line in (self.control / "log").read_text().splitlines()]

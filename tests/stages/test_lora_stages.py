@@ -245,6 +245,7 @@ def test_a_bf16_checkpoint_is_never_trained_in_fp16_unasked(inputs, tmp_path):
         assert choices.precision == wanted and not choices.compile and len(notes) == 1 + (wanted == "fp32")
     other = tiny.make_base(tmp_path / "base", "qwen2", dtype="float16")
     assert foreign.adjust_precision(half, other, requested="auto")[0].precision == "fp16"
+    assert foreign.adjust_precision(Choices("bf16", "varlen"), other, requested="auto")[0].attention == "default"
 
 
 # -- the graph -------------------------------------------------------------------------------------------------------
