@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.clone import environment
+from tools import scratch
 from tools.drill import compare
 from tools.drill.faults import DAMAGE, KINDS, NOT_FOR_DOWNLOAD, Fault, damage, plan
 from tools.drill.stage import identity
 
 ROOT = Path(__file__).resolve().parents[2]
-CODE = ("athanor", "stages", "corpus", "recipes", "rl", "presets", "tools", "dvc.yaml")
+CODE = (*scratch.CODE, "presets")
 
 
 def drill(*words: str, root: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
