@@ -33,24 +33,24 @@ ROOT = Path(__file__).resolve().parents[1]
 RESERVE = 3.0  # seconds of the total: to end a part, and to write
 CPU_FACTOR = 5  # of the limits: a rehearsal may share its cores
 
-# What is cheap and tells most comes first. `usual`: seconds on an H100; with fewer left the part is not begun.
+# What is cheap and tells most comes first. `usual`: seconds on an H200, partly estimated; with fewer left the part is not begun.
 # part            usual limit  function            options
 PARTS = """
-machine              20    45  gpu_speed:machine
-attention            30    70  gpu_checks:attention
-pieces               10    60  gpu_checks:pieces
-model                45   120  gpu_checks:model
-choice               40   120  gpu_speed:choice
+machine              25    45  gpu_speed:machine
+attention            40    70  gpu_checks:attention
+pieces               15    60  gpu_checks:pieces
+model                50   120  gpu_checks:model
+choice               55   120  gpu_speed:choice
 eager                20    60  gpu_speed:speed     {}
-compiled             30    90  gpu_speed:speed     {"compile": true, "attention": "varlen"}
-hour-compiled        25    60  gpu_speed:speed     {"preset": "one-gpu-hour", "compile": true, "attention": "varlen"}
-nanochat             60   130  gpu_speed:nanochat
-d12                  30    75  gpu_speed:speed     {"preset": "d12", "compile": true}
-resume               25    75  gpu_training:resume
-resume-deterministic 25    75  gpu_training:resume {"deterministic": "on"}
-score                15    45  gpu_training:score
-save                 20    60  gpu_training:save
-pipeline             60   150  gpu_training:pipeline
+compiled             35    90  gpu_speed:speed     {"compile": true, "attention": "varlen"}
+hour-compiled        30    60  gpu_speed:speed     {"preset": "one-gpu-hour", "compile": true, "attention": "varlen"}
+nanochat             80   130  gpu_speed:nanochat
+d12                  45    75  gpu_speed:speed     {"preset": "d12", "compile": true}
+resume               55    75  gpu_training:resume
+resume-deterministic 55    75  gpu_training:resume {"deterministic": "on"}
+score                25    45  gpu_training:score
+save                 35    60  gpu_training:save
+pipeline             80   150  gpu_training:pipeline
 """
 
 

@@ -108,8 +108,8 @@ def git_folder(checkout: Path) -> Options:
     """Git's folder, where a worktree's `.git` is a file that names `.git/worktrees/NAME` in it."""
     if not (checkout / ".git").is_file():
         return []
-    told = (checkout / ".git").read_text(encoding="utf-8").partition(":")[2].strip()
-    mount = ":".join(os.path.normpath(os.path.join(start, told, "../..")) for start in (checkout, "/athanor"))
+    pointer = (checkout / ".git").read_text(encoding="utf-8").partition(":")[2].strip()
+    mount = ":".join(os.path.normpath(os.path.join(start, pointer, "../..")) for start in (checkout, "/athanor"))
     return [(f"--volume {shlex.quote(mount)}", "Git's own folder, which the worktree's .git file names")]
 
 

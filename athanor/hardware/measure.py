@@ -45,7 +45,7 @@ class Bounds(NamedTuple):
 
 # By itself, before the first training on an accelerator.
 QUICK = Bounds(products=2.0, steps=1.0, attention=1.0, compile=90.0, loader=0.1)
-_START_SECONDS = 120.0  # at most, beside the bounds: imports, a driver's start, single slow calls
+_START_SECONDS = 120.0  # at most, on top of the bounds: imports, a driver's start, single slow calls
 
 
 def measure(

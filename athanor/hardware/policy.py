@@ -214,7 +214,7 @@ class Requested:
 
 @dataclass(frozen=True)
 class Record:
-    """What was decided for one run on one device, and why, by the names of `Choices`.
+    """The decisions for one run on one device, with reasons by the names of `Choices`.
 
     needed_bytes: the estimate of `footprint`; free_bytes: what might be used then, None where nobody can tell.
     profile: eight letters of the measurement that it rests on.

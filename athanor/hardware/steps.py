@@ -85,7 +85,7 @@ def stable(config: ModelConfig, precision: str, device: torch.device) -> bool:
 
 
 def answer_of(module: str, job: dict[str, Any], seconds: float) -> Any:
-    """What a module's `answer` makes of a job, in a process of its own; RuntimeError with why it does not."""
+    """Run a job by a module's `answer` in a process of its own; RuntimeError with the reason if it fails."""
     output, problem = run_in_subprocess(module, [json.dumps({**job, "seconds": seconds})], seconds)
     if problem:
         raise RuntimeError(problem)

@@ -55,7 +55,7 @@ def set_environment(device_type: str) -> None:
 def make_deterministic(device: torch.device) -> None:
     """Restrict torch to algorithms that give the same bits each time; an operation without one raises an error.
 
-    The backward pass of flash attention adds up by atomics unless told otherwise, and that of cuDNN always does:
+    The backward pass of flash attention adds up by atomics by default, and that of cuDNN always does:
     the efficient and the math kernel are left. cuBLAS reads its variable at the first product.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -23,7 +23,7 @@ from athanor.model.precision import autocast
 from athanor.model.transformer import Transformer
 
 BATCH_TOKENS = 4096  # fixed, because the grouping of rows decides the last bits of a sum
-# Widths of batches on an accelerator are multiples of this: cuDNN plans attention anew for each shape, half a second each.
+# Widths of batches on an accelerator are multiples of this: cuDNN plans attention for each new shape, half a second each.
 WIDTH_STEP = 128
 Window = tuple[int, int, int, int]  # number of the sequence, start, end, first target
 

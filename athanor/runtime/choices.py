@@ -79,7 +79,7 @@ def choose(
     note: Callable[[str], None] = lambda text: None,
     optimizer: str = "adamw",
 ) -> Record:
-    """What is set, else the first record in `folders`, else what the profile suggests.
+    """Choose by the settings, else the first record in `folders`, else the profile.
 
     An accelerator without a profile of this model is measured first, by another process, so that this one's allocator
     holds nothing of it. That takes a quarter of a minute and, for a run that is long enough to be compiled, a minute

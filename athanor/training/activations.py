@@ -201,7 +201,7 @@ def _run(
 
 
 def _growths(unit: int, held: Callable[[int, int], int]) -> tuple[Growth, Growth]:
-    """What a block holds and what the rest does, of `held` bytes by number of layers and tokens."""
+    """Split `held` bytes, by number of layers and tokens, into those of a block and of the rest."""
     one, two = ([held(layers, T) for T in (unit, 2 * unit, 3 * unit)] for layers in (1, 2))
     pairs = list(zip(one, two, strict=True))
     return _growth(unit, [b - a for a, b in pairs]), _growth(unit, [2 * a - b for a, b in pairs])

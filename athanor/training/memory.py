@@ -124,7 +124,7 @@ def parts(
     shards: int = 1,
     slack: float | None = None,
 ) -> Parts:
-    """What training takes at its peak, by its parts; of each of `shards` processes that have one model between them.
+    """Return the parts of the peak memory of training; of each of `shards` processes that have one model between them.
 
     The peak is either where the loss turns around, with all blocks' inputs and
     the logits there, or at the end of backward, with all gradients there, or

@@ -94,7 +94,7 @@ class Overlap:
         stepper.world.barrier()
 
     def anchor_due(self, stepper: Stepper, step: int) -> bool:
-        """Whether to write an anchor after this step; all processes call this.
+        """Return True if an anchor is due after this step; all processes call this.
 
         On an accelerator 256 steps may take half a minute, and an anchor gigabytes. There it also waits until shortly
         before a checkpoint is due, whose place it takes. A run that is resumed writes the next one without waiting:

@@ -1,4 +1,4 @@
-"""What nine cards are given for three presets: the same on every host, and near the account by hand of docs/machine.md. 5 s."""
+"""Sizes of three presets on nine cards: the same on every host, and near the account by hand of docs/machine.md. 5 s."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ ADVICE = {"fix", "what", "where", "command", "note"}  # names of arguments and v
 
 
 def exists(hint: Any, keys: list[str]) -> bool:
-    """Whether a path of keys leads to a value; names of entries are free in a mapping."""
+    """Return True if a path of keys leads to a value; names of entries are free in a mapping."""
     if not keys:
         return True
     if getattr(hint, "__origin__", None) is dict:
