@@ -13,18 +13,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from athanor.base.artifacts import digest
 from athanor.base.errors import GateError, InputError, Interrupted, ParamsError
 from athanor.base.work import Facts, MapShards, Tick, ignore, never
-from athanor.sources import docstrings, holdout, http, huggingface, messages, packages, python_documents, select, stdlib
+from athanor.sources import (
+    docstrings,
+    holdout,
+    http,
+    huggingface,
+    messages,
+    packages,
+    python_documents,
+    ready,
+    select,
+    stdlib,
+)
 from athanor.sources.battery_params import BatteryParams
 from athanor.sources.huggingface import UNREACHABLE
 from athanor.sources.instruct_params import InstructParams, MessagesSource
 from athanor.sources.params import (
+    CorpusSource,
     DocumentSource,
     DownloadParams,
     FilesSource,
@@ -36,6 +48,7 @@ from athanor.sources.params import (
     names_of,
     without_query,
 )
+from athanor.sources.tally import Tally
 from athanor.text import rows
 from athanor.text.documents import Document, ShardWriter
 from athanor.text.rows import Files
@@ -93,6 +106,8 @@ class Fetcher:
             return self._packages(source)
         if isinstance(source, FilesSource):
             return {source.name: self._files(source)}
+        if isinstance(source, CorpusSource):
+            return {source.name: self._corpus(source)}
         if isinstance(source, HttpSource):
             return {source.name: self._http(source)}
         return {source.name: self._hub(source)}
@@ -106,6 +121,8 @@ class Fetcher:
         if isinstance(source, HttpSource):
             folder = self.progress_folder(HTTP_SLOT, http.__name__, _http_inputs(source))
             return (1 + PARQUET_RATIO) * http.probe(source, folder.path)
+        if isinstance(source, CorpusSource):
+            return ready.probe(source)
         if isinstance(source, FilesSource):
             return PARQUET_RATIO * sum(path.stat().st_size for _, path in rows.find(source.globs))
         return 0.0
@@ -151,6 +168,17 @@ class Fetcher:
             tally = self._write_files(source, files, bar, unreadable)
         facts |= {"unreadable": unreadable.counts} if unreadable.errors else {}
         return tally, facts | self._hold_out(source.name, tally)
+
+    def _corpus(self, source: CorpusSource) -> tuple[Tally, Facts]:
+        inputs = {key: value for key, value in asdict(source).items() if key not in GATES}
+        inputs |= {"val_fraction": self.val_fraction}
+        with (
+            self._locked_folder("corpus", ready.__name__, inputs) as slot,
+            SourceWriter(self.raw, source.name, source) as writer,
+        ):
+            writer.tally, files = ready.index(source, self.raw, slot, self.val_fraction, self.map_shards)
+        facts = {"folder": source.folder, "files": files, "license": source.license}
+        return writer.tally, facts | self._hold_out(source.name, writer.tally)
 
     def _http(self, source: HttpSource) -> tuple[Tally, Facts]:
         with self._locked_folder(HTTP_SLOT, http.__name__, _http_inputs(source)) as folder:
@@ -241,30 +269,6 @@ def hub_revisions(
             yield f"instruct.sources[{number}]", chats.hub_id, chats.revision
     for number, benchmark in enumerate(battery.benchmarks):
         yield f"battery.benchmarks[{number}]", benchmark.hub_id, benchmark.revision
-
-
-@dataclass
-class Tally:
-    """Counts of one source. `left_out` counts rows and documents that were read and not taken, by reason."""
-
-    documents: int = 0
-    bytes: int = 0
-    left_out: dict[str, int] = field(default_factory=dict)
-    train: dict[str, int] = field(default_factory=lambda: {"documents": 0, "bytes": 0})
-    val: dict[str, int] = field(default_factory=lambda: {"documents": 0, "bytes": 0})
-
-    def add(self, document: Document) -> None:
-        self.documents += 1
-        self.bytes += len(document.text.encode())
-        self.count(document, self.val if document.split == "val" else self.train, 1)
-
-    @staticmethod
-    def count(document: Document, side: dict[str, int], sign: int) -> None:
-        side["documents"] += sign
-        side["bytes"] += sign * len(document.text.encode())
-
-    def leave_out(self, reason: str) -> None:
-        self.left_out[reason] = self.left_out.get(reason, 0) + 1
 
 
 class SourceWriter:
