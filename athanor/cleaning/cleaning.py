@@ -146,7 +146,7 @@ class Search:
         Validation ranks first among copies, then source, length and id decide. Items are searched for in what is left.
         """
         corpus = groups.save_starts(self.work, self.groups)
-        sizes = {group.name: sum(self.sizes[shard.name] for shard in group.shards) for group in self.groups}
+        sizes = groups.by_group(self.groups, self.sizes)
         judged = {group.name: groups.judge_task(group, ranks, params.rules) for group in self.groups}
         kept = self.map_shards(groups.judge, judged, self.work / groups.JUDGED, desc="apply the rules", sizes=sizes)
         bits = repeats.bits_for(sum(kept[name]["kept"] for name in judged), repeats.PART_IDS)

@@ -85,6 +85,11 @@ def grouped(shards: Iterable[Shard]) -> list[Group]:
     return [*groups, Group(len(groups), tuple(run))] if run else groups
 
 
+def by_group(groups: Sequence[Group], sizes: Mapping[str, int]) -> dict[str, int]:
+    """Sums by group of sizes by shard."""
+    return {group.name: sum(sizes[shard.name] for shard in group.shards) for group in groups}
+
+
 def save_starts(work: Path, groups: Sequence[Group]) -> Rows:
     work.mkdir(parents=True, exist_ok=True)
     np.save(work / STARTS, np.array([*(group.start for group in groups), groups[-1].stop], np.int64))

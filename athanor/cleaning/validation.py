@@ -16,7 +16,7 @@ import numpy as np
 
 from athanor.base.work import Facts, MapShards
 from athanor.cleaning import dedup
-from athanor.cleaning.groups import JUDGED, Group, Rows, is_val, read_numbered
+from athanor.cleaning.groups import JUDGED, Group, Rows, by_group, is_val, read_numbered
 from athanor.cleaning.near import STATE, STAYS, group_task, read_sets, write_sets
 
 PIECE_SHINGLES = 16_000_000  # of an index: 200 MB mapped, and 500 MB while it is made
@@ -30,10 +30,13 @@ def near_validation(
 ) -> bool:
     """Write pairs.npy for each shard, int64 [2, pairs]: training rows that nearly equal a validation one, and the best such.
 
-    False, and nothing is written, without a validation document.
+    False, and nothing is written, without a validation document. `sizes` are bytes of text by shard.
     """
     tasks = {group.name: {**group_task(group), "work": corpus.work, "state": state} for group in groups}
-    found = map_shards(sets_of_validation, tasks, corpus.work / "validation-sets", desc="read validation", sizes=sizes)
+    group_sizes = by_group(groups, sizes)
+    found = map_shards(
+        sets_of_validation, tasks, corpus.work / "validation-sets", desc="read validation", sizes=group_sizes
+    )
     if not any(found[name]["documents"] for name in tasks):
         return False
     pieces = index(corpus, "validation-sets", groups, map_shards)
