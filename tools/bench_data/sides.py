@@ -50,7 +50,8 @@ def ours(folder: Path, workers: int = 1, train: bool = True) -> dict[str, Any]:
     return {"training": training, "used": used, "documents": sum(pq.read_metadata(path).num_rows for path in files)}
 
 
-def stage(folder: Path, module: str, workers: int) -> dict[str, Any]:
+def stage(folder: Path, module: str, workers: int, max_files: int | None = None) -> dict[str, Any]:
+    """Run a stage with nothing to take up from before."""
     shutil.rmtree(folder / ".athanor", ignore_errors=True)  # slots, or the second run would find the work done
     environment = {
         **usage.ONE_THREAD,
@@ -60,7 +61,7 @@ def stage(folder: Path, module: str, workers: int) -> dict[str, Any]:
         "DVC_ROOT": str(folder),
         "PATH": os.environ.get("PATH", ""),
     }
-    return asdict(usage.run([sys.executable, "-m", module], folder, environment))
+    return asdict(usage.run([sys.executable, "-m", module], folder, environment, max_files))
 
 
 # -- datatrove, in an environment of its own ------------------------------------------------------------------------
@@ -83,10 +84,10 @@ def trove_environment(folder: Path) -> tuple[Path, dict[str, str]]:
     return python, json.loads(versions.read_text())["versions"]
 
 
-def trove(python: Path, raw: Path, out: Path, every: bool) -> dict[str, Any]:
-    """Filters, MinHash and PII on the documents of `raw`; `every`: no document leaves before the last filter."""
+def trove(python: Path, raw: Path, out: Path, mode: str = "") -> dict[str, Any]:
+    """Filters, MinHash and PII on the documents of `raw`; --every: no document leaves before the last filter; or --minhash."""
     shutil.rmtree(out, ignore_errors=True)
-    command = [str(python), str(SCRIPT), str(raw), str(out), *(["--every"] if every else [])]
+    command = [str(python), str(SCRIPT), str(raw), str(out), *filter(None, [mode])]
     settings = {**usage.ONE_THREAD, "PYTHONPATH": "", "PATH": os.environ.get("PATH", ""), "HF_HUB_OFFLINE": "1"}
     used = usage.run(command, out.parent, settings)
     counts = json.loads((out / "counts.json").read_text())
