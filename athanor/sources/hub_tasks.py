@@ -195,13 +195,19 @@ def read_footers(task: Mapping[str, Any], out: Path) -> Facts:
     for path in task["files"]:
         check_stop()
         try:
-            with huggingface.open_file(path) as file:
-                metadata = pq.ParquetFile(file).metadata
+            metadata = _footer(path, out.parent.parent)
         except Exception as error:
             raise huggingface.explain(error, f"{task['dataset']} ({path})", "", after=0) from error
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
         files.append([[group.num_rows, _text_bytes(group, task["columns"])] for group in groups])
     return {"files": files}
+
+
+@functools.lru_cache(maxsize=FOOTERS)
+def _footer(path: str, slot: Path) -> pq.FileMetaData:
+    """What the end of a Parquet file says, read once in a process, and again for another slot: files may have changed."""
+    with huggingface.open_file(path) as file:
+        return pq.ParquetFile(file).metadata
 
 
 def _text_bytes(group: Any, columns: tuple[str, ...]) -> int:
@@ -217,7 +223,8 @@ def read_pieces(task: Mapping[str, Any], out: Path) -> Facts:
         for path, number, group, first in task["pieces"]:
             count += 1
             name, before, skipping = huggingface.name_of(source, path), writer.tally.bytes, skip > 0
-            read = _parquet_rows(source, path, name, group, first) if task["parquet"] else _stream(source, out, number)
+            slot = out.parent.parent
+            read = _parquet_rows(source, slot, path, group, first) if task["parquet"] else _stream(source, slot, number)
             where = f"{source.dataset} {name}"
             for row_number, row in enumerate(huggingface.rows_of(read, where, lambda: row_count), first):
                 check_stop()
@@ -245,19 +252,21 @@ def read_pieces(task: Mapping[str, Any], out: Path) -> Facts:
     return {"rows": row_count, "pieces": count, "first_malformed": first_malformed} | writer.facts
 
 
-def _parquet_rows(source: HuggingFaceSource, path: str, name: str, group: int, first: int) -> Iterator[Facts]:
+def _parquet_rows(source: HuggingFaceSource, slot: Path, path: str, group: int, first: int) -> Iterator[Facts]:
+    name = f"{source.dataset} {huggingface.name_of(source, path)}"
     with huggingface.open_file(path) as file:
-        place = (f"{source.dataset} {name}", select.columns(source), source.max_document_bytes)
-        for _, row in rows.parquet_rows(pq.ParquetFile(file), *place, [group], first):
+        parquet = pq.ParquetFile(file, metadata=_footer(path, slot))
+        wanted = (select.columns(source), source.max_document_bytes, [group])
+        for _, row in rows.parquet_rows(parquet, name, *wanted, first):
             yield row
 
 
-def _stream(source: HuggingFaceSource, out: Path, number: int) -> Any:
-    stream = _opened(source, out.parent).stream
+def _stream(source: HuggingFaceSource, slot: Path, number: int) -> Any:
+    stream = _opened(source, slot).stream
     return stream.shard(stream.num_shards, number, contiguous=True)
 
 
 @functools.lru_cache(maxsize=1)
-def _opened(source: HuggingFaceSource, folder: Path) -> DataSet:
-    """A data set is opened once in a process, for as long as its tasks lie in one folder."""
+def _opened(source: HuggingFaceSource, slot: Path) -> DataSet:
+    """A data set, opened once in a process."""
     return huggingface.open_set(source)

@@ -75,13 +75,13 @@ class RawWriter:
             return
         self._files.add(document)
         self._open.add(document)
+        self.tally.add(document)
         if self._open.bytes >= self._files.shard_bytes:  # at which the file was closed
             self._end_shard()
 
     def _end_shard(self) -> None:
         shard = asdict(self._open)
         del shard["left_out"]
-        self.tally.merge(shard)
         self.shards.append(shard | {"sha256": sha256_file(shard_path(self.folder, len(self.shards)))})
         self._open = Tally()
 
@@ -107,7 +107,7 @@ def publish(tasks: Iterable[tuple[Path, Facts]], target: Path, limits: Mapping[s
 
     The document that reaches a limit is the last: its shard is cut, and what was read after it is left out.
     """
-    target.mkdir(parents=True, exist_ok=True)
+    target.mkdir(parents=True)  # and empty: what stands there may be a link to what must not change
     tally, count = Tally(), 0
     for folder, facts in tasks:
         if tally.reaches(limits):
