@@ -94,9 +94,9 @@ def run(run: Run) -> None:
 def open_sources(run: Run, download: DownloadParams, instruct: InstructParams) -> None:
     """Nothing is fetched before every source has been opened."""
     free = shutil.disk_usage(run.root).free
-    probe = fetcher(run, Path(), download.val_fraction).probe
+    look = fetcher(run, Path(), download.val_fraction).probe
     with run.progress(None, "opening the sources", "sources") as bar:
-        needed = check_sources(download, instruct, probe, free, tick=bar.update, stop=run.stop_requested)
+        needed = check_sources(download, instruct, look, free, note=run.note, tick=bar.update, stop=run.stop_requested)
     if needed > 1e8:
         run.note(f"all sources can be read; about {needed / 1e9:,.1f} GB are to come, {free / 1e9:,.1f} GB are free")
 
@@ -107,8 +107,7 @@ def fetcher(run: Run, raw: Path, val_fraction: float) -> Fetcher:
         run.fact(**{f"slot_{slot.fingerprint}": slot.fingerprint})  # each source of a type has its own slot
         return slot
 
-    functions = (run.progress, run.stop_requested, progress_folder, run.fact, run.map_shards)
-    return Fetcher(raw, val_fraction, *functions)
+    return Fetcher(raw, val_fraction, run.progress, run.stop_requested, progress_folder, run.fact, run.map_shards)
 
 
 def make_conversations(

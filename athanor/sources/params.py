@@ -198,8 +198,7 @@ class HuggingFaceSource:
     budget ends the source at the first document that reaches `max_documents`
     or `max_bytes` of text; null means all of it. With a budget, row groups and
     files are drawn from the whole data set (docs/data.md); without one, or
-    after `skip_documents` rows, they come in its own order. Progress is saved every
-    `checkpoint_documents`. Rows without readable text are counted; more than
+    after `skip_documents` rows, they come in its own order. Rows without readable text are counted; more than
     `max_malformed_fraction` of all rows is an error. `revision` null is filled
     in by `python -m athanor pin`.
     """
@@ -221,7 +220,6 @@ class HuggingFaceSource:
     skip_documents: int = param(min=0, max=MAX, default=0)
     max_documents: int | None = param(min=1, max=MAX, default=None)
     max_bytes: int | None = param(min=1, max=MAX, default=None)
-    checkpoint_documents: int = param(min=1, max=10_000_000, default=20_000)
     min_chars: int = param(min=1, max=100_000)
     min_documents: int = param(min=1, max=MAX)
     min_bytes: int = param(min=1, max=MAX)
