@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from athanor.base.artifacts import digest
 from athanor.base.errors import GateError, InputError, Interrupted, ParamsError
 from athanor.base.work import Facts, MapShards, Tick, ignore, never
-from athanor.sources import docstrings, holdout, http, huggingface, messages, packages, python_documents, select, stdlib
+from athanor.sources import docstrings, holdout, http, huggingface, messages, packages, python_documents, remote, select, stdlib
 from athanor.sources.battery_params import BatteryParams
 from athanor.sources.huggingface import UNREACHABLE
 from athanor.sources.instruct_params import InstructParams, MessagesSource
@@ -32,6 +32,7 @@ from athanor.sources.params import (
     HuggingFaceSource,
     PackagesSource,
     PythonSource,
+    RemoteSource,
     is_local,
     names_of,
     without_query,
@@ -95,6 +96,8 @@ class Fetcher:
             return {source.name: self._files(source)}
         if isinstance(source, HttpSource):
             return {source.name: self._http(source)}
+        if isinstance(source, RemoteSource):
+            return {source.name: self._remote(source)}
         return {source.name: self._hub(source)}
 
     def probe(self, source: DocumentSource) -> float:
@@ -106,6 +109,8 @@ class Fetcher:
         if isinstance(source, HttpSource):
             folder = self.progress_folder(HTTP_SLOT, http.__name__, _http_inputs(source))
             return (1 + PARQUET_RATIO) * http.probe(source, folder.path)
+        if isinstance(source, RemoteSource):
+            return (1 + PARQUET_RATIO) * remote.probe(source, self.progress_folder(*remote.slot(source)).path)
         if isinstance(source, FilesSource):
             return PARQUET_RATIO * sum(path.stat().st_size for _, path in rows.find(source.globs))
         return 0.0
@@ -145,11 +150,20 @@ class Fetcher:
 
     def _files(self, source: FilesSource) -> tuple[Tally, Facts]:
         files = rows.find(source.globs)
-        facts = {"files": len(files), "files_sha256": rows.digest_of(files), "license": source.license}
+        tally, facts = self._read(source, files)
+        return tally, {"files": len(files), "files_sha256": rows.digest_of(files)} | facts
+
+    def _remote(self, source: RemoteSource) -> tuple[Tally, Facts]:
+        with self._locked_folder(*remote.slot(source)) as folder:
+            files, objects = remote.fetch(source, folder, self.map_shards)
+            tally, facts = self._read(source, files)
+        return tally, {"urls": objects} | facts
+
+    def _read(self, source: FilesSource | RemoteSource, files: Files) -> tuple[Tally, Facts]:
         unreadable = select.Unreadable()
         with self.progress(sum(path.stat().st_size for _, path in files), source.name, "B") as bar:
             tally = self._write_files(source, files, bar, unreadable)
-        facts |= {"unreadable": unreadable.counts} if unreadable.errors else {}
+        facts = {"license": source.license} | ({"unreadable": unreadable.counts} if unreadable.errors else {})
         return tally, facts | self._hold_out(source.name, tally)
 
     def _http(self, source: HttpSource) -> tuple[Tally, Facts]:
@@ -164,7 +178,7 @@ class Fetcher:
 
     def _write_files(
         self,
-        source: FilesSource | HttpSource,
+        source: FilesSource | RemoteSource | HttpSource,
         files: Files,
         bar: Bar,
         unreadable: select.Unreadable | None = None,

@@ -15,7 +15,7 @@ from athanor.base.errors import InputError
 from athanor.base.work import Tick, ignore
 from athanor.sources import seams
 from athanor.sources.licences import permitted_value
-from athanor.sources.params import FilesSource, Filter, HttpSource, RowSource, template_columns
+from athanor.sources.params import Filter, RowSource, template_columns
 from athanor.text import rows
 from athanor.text.documents import NEIGHBOURHOOD, Document, content_id, split_of
 from athanor.text.rows import Files, MalformedRow, check_text
@@ -149,7 +149,7 @@ class Unreadable:
 
 
 def documents(
-    source: FilesSource | HttpSource,
+    source: RowSource,
     files: Files,
     val_fraction: float,
     tick: Tick = ignore,
@@ -176,12 +176,12 @@ def documents(
                 leave_out("unreadable")
         tick(path.stat().st_size)
     if errors.errors and not skip:
-        otherwise = ", or leave such files out with on_unreadable: skip" if isinstance(source, FilesSource) else ""
+        otherwise = ", or leave such files out with on_unreadable: skip" if hasattr(source, "on_unreadable") else ""
         raise errors.error(len(files), otherwise)
 
 
 def _documents(
-    source: FilesSource | HttpSource, name: str, path: Path, val_fraction: float, leave_out: Callable[[str], None]
+    source: RowSource, name: str, path: Path, val_fraction: float, leave_out: Callable[[str], None]
 ) -> Iterator[Document]:
     for number, (where, row) in enumerate(rows.read_rows(path, columns(source), source.max_document_bytes)):
         outcome = document(source, row, where, {"file": name, "row": number}, val_fraction)
