@@ -20,7 +20,18 @@ from typing import Any, Protocol
 from athanor.base.artifacts import digest
 from athanor.base.errors import GateError, InputError, Interrupted, ParamsError
 from athanor.base.work import Facts, MapShards, Tick, ignore, never
-from athanor.sources import docstrings, holdout, http, huggingface, messages, packages, python_documents, remote, select, stdlib
+from athanor.sources import (
+    docstrings,
+    holdout,
+    http,
+    huggingface,
+    messages,
+    packages,
+    python_documents,
+    remote,
+    select,
+    stdlib,
+)
 from athanor.sources.battery_params import BatteryParams
 from athanor.sources.huggingface import UNREACHABLE
 from athanor.sources.instruct_params import InstructParams, MessagesSource

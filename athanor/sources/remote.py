@@ -11,6 +11,7 @@ it may repeat a key that the environment does not name.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import shutil
@@ -86,7 +87,7 @@ def list_objects(source: RemoteSource, folder: Path) -> list[RemoteObject]:
     for pattern in source.urls:
         matches = _matches(pattern)
         if not matches:
-            fix = f"correct the address in params.yaml; a folder's files are {pattern.rstrip('/')}/**/*.parquet"
+            fix = "correct the address in params.yaml; all files of a folder are FOLDER/**/*.parquet"
             raise InputError("no object matches", where=pattern, fix=fix)
         found |= {item.url: item for item in matches}
     objects = list(found.values())
@@ -176,14 +177,15 @@ def _asking(url: str) -> Iterator[tuple[Any, str]]:
     except ImportError:
         import fsspec
 
-        package = PACKAGES[scheme] + (f"=={fsspec.__version__}" if scheme in ("s3", "gs") else "")
         what = f"{scheme}:// needs the package {PACKAGES[scheme]} (extra {scheme})"
-        raise InputError(what, where=url, fix=f"pip install {package}") from None
+        raise InputError(what, where=url, fix=f"pip install {PACKAGES[scheme]} fsspec=={fsspec.__version__}") from None
     except FileNotFoundError:
         what, fix = "no such bucket or object", f"correct the address in params.yaml, or {fix}"
         raise InputError(what, where=url, fix=fix) from None
     except PermissionError as error:
-        key = "without a key" if getattr(store, "storage_options", {}).get("anon") else "with the key of the environment"
+        key = (
+            "without a key" if getattr(store, "storage_options", {}).get("anon") else "with the key of the environment"
+        )
         raise InputError(f"access {key} is refused ({_code(error)})", where=url, fix=fix) from None
     except Exception as error:
         fix = f"check the network and {fix}; what was received is kept, run again"
@@ -194,14 +196,18 @@ def _store(scheme: str) -> Any:
     """The file system of a scheme, as the environment configures it. Only s3 has to be asked for access without a key."""
     import fsspec
 
-    options = {}
-    if scheme == "s3" and not {"anon", "key", "profile"} & fsspec.config.conf.get("s3", {}).keys():
-        try:
-            from botocore.session import Session
-        except ImportError:
-            raise ImportError("s3fs") from None
-        options = {"anon": True} if Session().get_credentials() is None else {}
-    return fsspec.filesystem(scheme, use_listings_cache=False, **options)
+    return fsspec.filesystem(
+        scheme, use_listings_cache=False, **({"anon": True} if scheme == "s3" and _no_key() else {})
+    )
+
+
+@functools.cache  # where there is none, a machine of the cloud is asked for a role's, which takes seconds
+def _no_key() -> bool:
+    import fsspec
+    from botocore.session import Session
+
+    settings = fsspec.config.conf.get("s3", {})  # FSSPEC_S3_...
+    return not {"anon", "key", "profile"} & settings.keys() and Session().get_credentials() is None
 
 
 def _code(error: Exception) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.server
 import importlib.util
 import json
 import os
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from athanor.base.artifacts import sha256_file
+from athanor.base.artifacts import sha256_bytes, sha256_file
 from athanor.base.errors import InputError, ParamsError
 from athanor.base.strict import build
 from athanor.runtime import presets
@@ -28,6 +29,7 @@ from athanor.sources import remote
 from athanor.sources.fetch import Fetcher
 from athanor.sources.params import RemoteSource
 from tests.runtime.shard_toy import until
+from tests.sources.world import serving
 from tools import canaries
 from tools.scratch import MICRO, micro_clone
 
@@ -125,17 +127,22 @@ class Store:
         self._thread.join()
 
 
-@pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Store]:
+def forget_keys() -> None:
     import s3fs
 
+    s3fs.S3FileSystem.clear_instance_cache()
+    remote._no_key.cache_clear()
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Store]:
     for name in [name for name in os.environ if name.startswith(("AWS_", "FSSPEC_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     made = Store()
     for name, value in made.environment().items():
         monkeypatch.setenv(name, value)
-    s3fs.S3FileSystem.clear_instance_cache()
+    forget_keys()
     with contextlib.closing(made):
         yield made
 
@@ -200,12 +207,61 @@ def test_addresses_that_are_right():
     source("s3://b/x/**/*.parquet", "gs://b/a[0-9].jsonl", "az://b/*.md", f"hf://datasets/me/set@{'0' * 40}/a.jsonl")
 
 
-@pytest.mark.parametrize("scheme, module, fix", [("s3", "s3fs", "s3fs=="), ("gs", "gcsfs", "gcsfs=="), ("az", "adlfs", "adlfs")])
-def test_a_missing_package_is_named(tmp_path, monkeypatch, scheme, module, fix):
-    monkeypatch.setitem(sys.modules, module, None)
+@pytest.mark.parametrize("scheme, package", [("s3", "s3fs"), ("gs", "gcsfs"), ("az", "adlfs")])
+def test_a_missing_package_is_named(tmp_path, monkeypatch, scheme, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    remote._no_key.cache_clear()
     with pytest.raises(InputError) as caught:
         fetcher(tmp_path).probe(source(f"{scheme}://bucket/*.jsonl"))
-    assert f"needs the package {module} (extra {scheme}). Fix: pip install {fix}" in str(caught.value)
+    assert f"needs the package {package} (extra {scheme}). Fix: pip install {package} fsspec==" in str(caught.value)
+
+
+# -- a data set of the hub ---------------------------------------------------------------------
+
+COMMIT = "0123456789" * 4
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """What the hub answers of one data set."""
+
+    files = {f"data/{name}.jsonl": b'{"text": "A row of text."}\n' * 40 for name in "abc"}
+
+    def do_GET(self) -> None:  # noqa: N802
+        name, span = self.path.partition(f"/resolve/{COMMIT}/")[2], self.headers["Range"]
+        if name:
+            first, last = map(int, span.removeprefix("bytes=").split("-"))
+            answer = self.files[name][first : last + 1]
+        elif "/tree/" in self.path:
+            found = [
+                {"type": "file", "oid": name[5] * 40, "size": len(self.files[name]), "path": name}
+                for name in self.files
+            ]
+            answer = json.dumps(found).encode()
+        else:
+            answer = json.dumps({"id": "me/set", "sha": COMMIT, "siblings": []}).encode()
+        self.send_response(206 if name else 200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+
+def test_a_data_set_of_the_hub_at_its_commit(tmp_path):
+    """In a process of its own: the library reads its endpoint when it is imported."""
+    url = f"hf://datasets/me/set@{COMMIT}/data/[ac].jsonl"
+    program = "import json, sys, pathlib; from tests.sources.test_sources_remote import fetched; "
+    program += "print(json.dumps(fetched(pathlib.Path(sys.argv[1]), sys.argv[2])['urls']))"
+    with serving(Hub) as endpoint:
+        env = os.environ | {"HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hf")}
+        command = [sys.executable, "-c", program, str(tmp_path), url]
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    objects = json.loads(done.stdout)
+    wanted = [(url.replace("[ac]", name), name * 40) for name in "ac"]
+    assert [(item["url"], item["identity"]) for item in objects] == wanted
+    assert objects[0]["sha256"] == sha256_bytes(Hub.files["data/a.jsonl"])
 
 
 # -- what a store says -----------------------------------------------------------------------
@@ -213,10 +269,8 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch, scheme, module, fix):
 
 @with_store
 def test_what_cannot_be_had_is_one_line_before_anything_is_fetched(store, tmp_path, monkeypatch):
-    import s3fs
-
     def said(url: str = ALL, **env: str) -> str:
-        s3fs.S3FileSystem.clear_instance_cache()
+        forget_keys()
         with monkeypatch.context() as patch:
             for name, value in env.items():
                 patch.setenv(name, value) if value else patch.delenv(name)
@@ -226,13 +280,16 @@ def test_what_cannot_be_had_is_one_line_before_anything_is_fetched(store, tmp_pa
     keys = "Fix: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
     said_without = said(AWS_ACCESS_KEY_ID="", AWS_SECRET_ACCESS_KEY="")
     assert f"access without a key is refused (AccessDenied). {keys}" in said_without
-    for wrong, code in (("AWS_ACCESS_KEY_ID", "InvalidAccessKeyId"), ("AWS_SECRET_ACCESS_KEY", "SignatureDoesNotMatch")):
+    for wrong, code in (
+        ("AWS_ACCESS_KEY_ID", "InvalidAccessKeyId"),
+        ("AWS_SECRET_ACCESS_KEY", "SignatureDoesNotMatch"),
+    ):
         told = said(**{wrong: "AKIA" + "7" * 16})
         assert f"{ALL}: access with the key of the environment is refused ({code}). {keys}" in told
         assert "7777" not in told
     assert "s3://nobody/x/*.md: no such bucket or object" in said("s3://nobody/x/*.md")
     assert "s3://private/texts/none.md: no such bucket or object" in said("s3://private/texts/none.md")
-    assert "a folder's files are s3://private/texts/**/*.parquet" in said("s3://private/texts/")
+    assert "all files of a folder are FOLDER/**/*.parquet" in said("s3://private/texts/")
     assert "s3://private/no/*.md: no object matches" in said("s3://private/no/*.md")
     store.put("texts/table.csv", b"a,b")
     assert "s3://private/texts/table.csv: unknown file type '.csv'" in said("s3://private/texts/*")
@@ -317,7 +374,8 @@ class Machine:
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("DVC_", "MLFLOW_", "ATHANOR_"))}
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         places = {"HOME": str(self.folder / "home"), "TMPDIR": str(self.folder / "tmp"), "PATH": path}
-        env = clean | places | self.store.environment(ATHANOR_WORKERS="2", DVC_NO_ANALYTICS="1") | env
+        tracking = {} if words[0] == "athanor" else {"ATHANOR_TRACKING": "off"}  # shipped at the end, all at once
+        env = clean | places | tracking | self.store.environment(ATHANOR_WORKERS="2", DVC_NO_ANALYTICS="1") | env
         with open(self.folder / "said" / name, "wb") as said:
             command, both = [sys.executable, "-m", *words], {"stdout": said, "stderr": subprocess.STDOUT}
             return subprocess.Popen(command, cwd=self.checkout, env=env, **both)
@@ -355,7 +413,9 @@ def test_killed_and_resumed_is_uninterrupted_and_no_key_is_written(store, tmp_pa
     store.gets.clear()
     machine.run("resumed", "dvc", "repro", "download")
     assert names(store) == {BIG, *SMALL[2:]}
-    assert [span for path, span in store.gets if path.endswith(BIG)][0] == f"bytes={remote.BLOCK_BYTES}-{2 * remote.BLOCK_BYTES - 1}"
+    assert [span for path, span in store.gets if path.endswith(BIG)][
+        0
+    ] == f"bytes={remote.BLOCK_BYTES}-{2 * remote.BLOCK_BYTES - 1}"
 
     wrong = {"AWS_ACCESS_KEY_ID": "AKIA" + "WRONG234" * 2, "AWS_SECRET_ACCESS_KEY": "wrongwrong7654321" * 2}
     machine.planted.cores |= wrong
