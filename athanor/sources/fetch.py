@@ -11,7 +11,7 @@ compared with what is free. All problems are one error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ from athanor.sources import (
     messages,
     packages,
     python_documents,
+    remote,
     select,
     stdlib,
 )
@@ -44,6 +45,7 @@ from athanor.sources.params import (
     HuggingFaceSource,
     PackagesSource,
     PythonSource,
+    RemoteSource,
     is_local,
     names_of,
     without_query,
@@ -118,6 +120,8 @@ class Fetcher:
             return {source.name: self._files(source)}
         if isinstance(source, HttpSource):
             return {source.name: self._http(source)}
+        if isinstance(source, RemoteSource):
+            return {source.name: self._remote(source)}
         return {source.name: self._hub(source)}
 
     def probe(self, source: DocumentSource) -> Expected:
@@ -134,6 +138,9 @@ class Fetcher:
             folder = self.progress_folder(HTTP_SLOT, http.__name__, _http_inputs(source))
             size = http.probe(source, folder.path)
             return Expected((1 + PARQUET_RATIO) * size, len(source.urls), size, "the web")
+        if isinstance(source, RemoteSource):
+            size = remote.probe(source, self.progress_folder(*remote.slot(source)).path)
+            return Expected((1 + PARQUET_RATIO) * size, 0, size, "a store of objects")
         if isinstance(source, FilesSource):
             files = rows.find(source.globs)
             size = sum(path.stat().st_size for _, path in files)
@@ -178,9 +185,18 @@ class Fetcher:
 
     def _files(self, source: FilesSource) -> tuple[Tally, Facts]:
         files = rows.find(source.globs)
-        facts = {"files": len(files), "files_sha256": rows.digest_of(files), "license": source.license}
+        tally, facts = self._read(source, files)
+        return tally, {"files": len(files), "files_sha256": rows.digest_of(files)} | facts
+
+    def _remote(self, source: RemoteSource) -> tuple[Tally, Facts]:
+        with self._locked_folder(*remote.slot(source)) as folder:
+            files, objects = remote.fetch(source, folder, self._map_shards)
+            tally, facts = self._read(source, files)
+        return tally, {"urls": objects} | facts
+
+    def _read(self, source: FilesSource | RemoteSource, files: Files) -> tuple[Tally, Facts]:
         tally, unreadable = self._read_files(source, files)
-        facts |= {"unreadable": unreadable.counts} if unreadable.errors else {}
+        facts = {"license": source.license} | ({"unreadable": unreadable.counts} if unreadable.errors else {})
         return tally, facts | self._hold_out(source.name, tally)
 
     def _http(self, source: HttpSource) -> tuple[Tally, Facts]:
@@ -191,13 +207,15 @@ class Fetcher:
                 self.fact(**{f"{source.name}_redirected_to": redirects})
             return tally, http.facts(source, files) | self._hold_out(source.name, tally)
 
-    def _read_files(self, source: FilesSource | HttpSource, files: Files) -> tuple[Tally, select.Unreadable]:
+    def _read_files(
+        self, source: FilesSource | RemoteSource | HttpSource, files: Files
+    ) -> tuple[Tally, select.Unreadable]:
         place = (self.val_fraction, self.raw / source.name, self._map_shards)
         tally, unreadable = file_tasks.write(source, files, *place)
         check_size(source, source.name, tally)
         return tally, unreadable
 
-    def _map_shards(self, *arguments: Any, **options: Any) -> dict[str, Facts]:
+    def _map_shards(self, *arguments: Any, **options: Any) -> Mapping[str, Facts]:
         with stopping(self.stop):
             return self.map_shards(*arguments, **options)
 

@@ -11,7 +11,7 @@ from typing import Any
 from athanor.base.errors import InputError
 from athanor.base.work import Facts, MapShards, check_stop
 from athanor.sources import select
-from athanor.sources.params import FilesSource, HttpSource
+from athanor.sources.params import FilesSource, HttpSource, RemoteSource
 from athanor.sources.raw_shards import RawWriter, Tally, publish
 from athanor.text import rows
 from athanor.text.documents import SHARD_BYTES, in_batches
@@ -21,7 +21,11 @@ PACKED = 4  # bytes of text of a byte of a compressed file, about
 
 
 def write(
-    source: FilesSource | HttpSource, files: Files, val_fraction: float, target: Path, map_shards: MapShards
+    source: FilesSource | RemoteSource | HttpSource,
+    files: Files,
+    val_fraction: float,
+    target: Path,
+    map_shards: MapShards,
 ) -> tuple[Tally, select.Unreadable]:
     """Write the documents of the files, in their order, as raw shards below `target`; returns what was counted."""
     batches = list(in_batches(files, lambda file: _text_bytes(file[1]), SHARD_BYTES))

@@ -15,7 +15,7 @@ from athanor.base.errors import InputError
 from athanor.base.work import ignore
 from athanor.sources import seams
 from athanor.sources.licences import permitted_value
-from athanor.sources.params import FilesSource, Filter, HttpSource, RowSource, template_columns
+from athanor.sources.params import Filter, RowSource, template_columns
 from athanor.text import rows
 from athanor.text.documents import NEIGHBOURHOOD, Document, content_id, split_of
 from athanor.text.rows import Files, MalformedRow, check_text
@@ -135,10 +135,10 @@ class Unreadable:
     def counts(self) -> dict[str, int]:
         return {reason: len(errors) for reason, errors in sorted(self.errors.items())}
 
-    def check(self, source: FilesSource | HttpSource, files: int) -> None:
+    def check(self, source: RowSource, files: int) -> None:
         """InputError for the files, of so many, that cannot be read, unless the source skips them."""
         if self.errors and getattr(source, "on_unreadable", "refuse") != "skip":
-            otherwise = ", or leave such files out with on_unreadable: skip" if isinstance(source, FilesSource) else ""
+            otherwise = ", or leave such files out with on_unreadable: skip" if hasattr(source, "on_unreadable") else ""
             raise self.error(files, otherwise)
 
     def error(self, files: int, otherwise: str) -> InputError:
@@ -159,7 +159,7 @@ class Unreadable:
 
 
 def documents(
-    source: FilesSource | HttpSource,
+    source: RowSource,
     files: Files,
     val_fraction: float,
     leave_out: Callable[[str], None] = ignore,
@@ -186,7 +186,7 @@ def documents(
 
 
 def _documents(
-    source: FilesSource | HttpSource, name: str, path: Path, val_fraction: float, leave_out: Callable[[str], None]
+    source: RowSource, name: str, path: Path, val_fraction: float, leave_out: Callable[[str], None]
 ) -> Iterator[Document]:
     for number, (where, row) in enumerate(rows.read_rows(path, columns(source), source.max_document_bytes)):
         outcome = document(source, row, where, {"file": name, "row": number}, val_fraction)
