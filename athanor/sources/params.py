@@ -170,6 +170,30 @@ class RemoteSource(FileOptions):
             check_address(url)
 
 
+@dataclass(frozen=True, kw_only=True)
+class CorpusSource:
+    """A ready corpus, as datatrove, Dask and Spark write it: a folder of .parquet or .jsonl (also part-*.json, .gz, .zst).
+
+    It stays where it lies: `data/raw` gets an index, without the texts, and
+    every row is one document. Files and folders whose names begin with `_` or
+    `.` are left out, and a folder `lang=en` is a column. A nested column is
+    named with dots: `metadata.language_score`. `folder` is needed, unchanged and
+    under this path, as long as stages read `data/raw`, on every machine that works.
+    """
+
+    type: Literal["corpus"]
+    name: str
+    kind: str = param(choices=KINDS)
+    license: str
+    folder: str
+    text_column: str = "text"
+    select: Selection | None = None
+    max_document_bytes: int = param(min=1, max=2**31 - 1, default=64_000_000)
+    min_chars: int = param(min=1, max=100_000, default=1)
+    min_documents: int = param(min=1, max=MAX, default=1)
+    min_bytes: int = param(min=1, max=MAX, default=1)
+
+
 @dataclass(frozen=True)
 class RemoteFile:
     """One file on a web server.
@@ -265,7 +289,7 @@ class HuggingFaceSource:
         check_template(self.text_template)
 
 
-RowSource = FilesSource | RemoteSource | HttpSource | HuggingFaceSource
+RowSource = FilesSource | CorpusSource | RemoteSource | HttpSource | HuggingFaceSource
 DocumentSource = PythonSource | PackagesSource | RowSource
 
 

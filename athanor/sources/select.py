@@ -175,7 +175,7 @@ def documents(
     skip = getattr(source, "on_unreadable", "refuse") == "skip"
     for name, path in files:
         try:
-            if skip and rows.holds_rows(path):  # read to the end first: what follows gives documents as it goes
+            if skip and rows.kind_of_rows(path):  # read to the end first: what follows gives documents as it goes
                 deque(_documents(source, name, path, val_fraction, lambda reason: None), maxlen=0)
             yield from _documents(source, name, path, val_fraction, leave_out)
         except InputError as error:
