@@ -30,8 +30,13 @@ class MapShards(Protocol):
     tuples, paths and dataclasses. The files of task `name` end up
     in `folder/name`, whole or not at all, and what is there already is not
     done again. `sizes` are bytes of text by task, for the progress shown.
+
+    Nothing but the names is held in memory: `tasks` and `sizes` may compute a
+    value when it is asked for, and a task is asked for when it is submitted.
+    The facts returned are in the order of `tasks`, and read from `folder` at
+    each look-up: look up once, and before `folder` is removed.
     """
 
     def __call__(
         self, work: Work, tasks: Mapping[str, Any], folder: Path, *, desc: str, sizes: Mapping[str, int] | None = None
-    ) -> dict[str, Facts]: ...
+    ) -> Mapping[str, Facts]: ...

@@ -5,6 +5,9 @@ facts that the function returned in `facts.json`. A task whose folder is there
 is done. So an interrupted stage goes on where it stopped, and every way of
 running gives the same bytes, because the function sees its task only.
 
+Memory here: two tables of the names, and the few tasks that are submitted.
+Facts stay on disk until they are asked for.
+
 The function stands at the top of a module, and travels to other processes by
 its name; this is checked in every way of running, so that what runs here also
 runs on a cluster.
@@ -25,13 +28,13 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from athanor.base.artifacts import new_dir, read_json, write_json
 from athanor.base.errors import InputError, Interrupted
-from athanor.base.work import Work
+from athanor.base.work import Facts, Work
 from athanor.runtime.lifetime import end_with
 from athanor.runtime.machine import Machine
 
@@ -63,9 +66,26 @@ class Call(NamedTuple):
     folder: str
 
 
-# Name and answer (facts, or the error) of a task as it ends; None at least every second in between, to look at the
-# stop flag.
-TaskResults = Iterator[tuple[str, dict[str, Any] | BaseException] | None]
+# Name of a task as it ends, and its error; None at least every second in between, to look at the stop flag.
+TaskResults = Iterator[tuple[str, BaseException | None] | None]
+
+
+class StoredFacts(Mapping[str, Facts]):
+    """The facts of finished tasks by name, each read from `folder/name` every time it is asked for."""
+
+    def __init__(self, folder: Path, names: Iterable[str]) -> None:
+        self._folder, self._names = folder, dict.fromkeys(names)
+
+    def __getitem__(self, name: str) -> Facts:
+        if name not in self._names:
+            raise KeyError(name)
+        return read_json(self._folder / name / FACTS)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 class Executor:
@@ -97,43 +117,46 @@ class Executor:
         *,
         desc: str = "",
         sizes: Mapping[str, int] | None = None,
-    ) -> dict[str, dict[str, Any]]:
+    ) -> StoredFacts:
         folder = folder.absolute()
-        _remove_temporaries(folder, tasks)
-        sizes = sizes or {}
-        facts = {name: read_json(folder / name / FACTS) for name in tasks if (folder / name / FACTS).is_file()}
-        if facts:
-            self.resumed(sum(sizes.get(name, 0) for name in facts))
-        cwd, function = str(Path.cwd()), name_of(work)
-        remaining = {name: task for name, task in tasks.items() if name not in facts}
-        calls = {name: Call(cwd, function, name, task, str(folder)) for name, task in remaining.items()}
-        with contextlib.closing(self._results(work, calls, folder)) as results:
+        facts = StoredFacts(folder, tasks)
+        remaining = {name: None for name in facts if not os.path.isfile(f"{folder}/{name}/{FACTS}")}
+        done = len(facts) - len(remaining)
+        if done:
+            self.resumed(sum(sizes[name] for name in facts if name not in remaining) if sizes else done)
+        with contextlib.closing(self._results(work, tasks, remaining, folder)) as results:
             for result in results:
                 if result is not None:
-                    name, outcome = result
-                    if isinstance(outcome, BaseException):
-                        raise outcome
+                    name, error = result
+                    if error is not None:
+                        raise error
                     if self.kind != "processes":
                         _wait_until_visible(folder / name / FACTS)
-                    facts[name] = outcome
-                    self.advance(sizes.get(name, 0))
+                    done += 1
+                    self.advance(sizes[name] if sizes else 1)
                 if self.stop():
-                    what = f"stopped after {len(facts)} of {len(tasks)} shards ({desc})"
+                    what = f"stopped after {done} of {len(facts)} shards ({desc})"
                     raise Interrupted(f"{what}; run again to continue")
-        if calls:
-            _remove_temporaries(folder, tasks)
-        return {name: facts[name] for name in tasks}
+        for parent in {os.path.dirname(name) for name in facts}:
+            _remove_temporaries(folder / parent)
+        return facts
 
-    def _results(self, work: Work, calls: Mapping[str, Call], folder: Path) -> TaskResults:
-        if calls and self.kind == "ray":
+    def _results(self, work: Work, tasks: Mapping[str, Any], remaining: dict[str, None], folder: Path) -> TaskResults:
+        cwd, function = str(Path.cwd()), name_of(work)
+
+        def call_of(name: str) -> Call:
+            return Call(cwd, function, name, tasks[name], str(folder))
+
+        if remaining and self.kind == "ray":
             from athanor.runtime.ray_cluster import in_ray
 
-            yield from in_ray(calls, self.workers, folder)
-        elif self.workers > 1 and len(calls) > 1:
-            yield from in_processes(calls, self.workers)
+            yield from in_ray(remaining, call_of, self.workers, folder)
+        elif self.workers > 1 and len(remaining) > 1:
+            yield from in_processes(remaining, call_of, self.workers)
         else:
-            for name, call in calls.items():
-                yield name, run_task(work, name, call.task, folder)
+            for name in remaining:
+                run_task(work, name, tasks[name], folder)
+                yield name, None
 
 
 def from_machine(machine: Machine, *args: Callable[..., Any], **settings: Any) -> Executor:
@@ -168,11 +191,11 @@ def name_of(function: Callable[..., Any]) -> str:
     return f"{module}:{name}"
 
 
-def run_call(call: Call) -> dict[str, Any] | BaseException:
-    """Do one task in a worker; returns its facts, or its error with a note of where it was raised."""
+def run_call(call: Call) -> BaseException | None:
+    """Do one task in a worker; returns its error with a note of where it was raised."""
     try:
         os.chdir(call.cwd)
-        return run_task(pkgutil.resolve_name(call.work), call.name, call.task, Path(call.folder))
+        run_task(pkgutil.resolve_name(call.work), call.name, call.task, Path(call.folder))
     except BaseException as error:
         trace = f"raised in a worker:\n{traceback.format_exc()}"
         try:
@@ -181,6 +204,7 @@ def run_call(call: Call) -> dict[str, Any] | BaseException:
             error = RuntimeError(f"{type(error).__name__}: {error}")
         error.add_note(trace)
         return error
+    return None
 
 
 def worker_killed(what: str) -> InputError:
@@ -188,11 +212,12 @@ def worker_killed(what: str) -> InputError:
     return InputError(f"a worker was killed {KILLS} times, probably because memory ran out: {what}", fix=fix)
 
 
-def _remove_temporaries(folder: Path, tasks: Mapping[str, Any]) -> None:
-    """Remove what killed workers left half-written."""
-    for parent in {(folder / name).parent for name in tasks}:
-        for leftover in parent.glob(".*.tmp"):
-            shutil.rmtree(leftover, ignore_errors=True)
+def _remove_temporaries(parent: Path) -> None:
+    """Remove what killed workers, of earlier runs too, left half-written."""
+    with os.scandir(parent) as entries:  # Path.glob would hold them all
+        for entry in entries:
+            if entry.name.startswith(".") and entry.name.endswith(".tmp"):
+                shutil.rmtree(entry.path, ignore_errors=True)
 
 
 def _wait_until_visible(path: Path) -> None:
@@ -209,8 +234,11 @@ def _wait_until_visible(path: Path) -> None:
         time.sleep(POLL)
 
 
-def in_processes(calls: Mapping[str, Call], workers: int) -> TaskResults:
-    """Do the tasks in processes. After one was killed, half as many are started for the remaining tasks."""
+def in_processes(remaining: dict[str, None], call_of: Callable[[str], Call], workers: int) -> TaskResults:
+    """Do the tasks in processes; one that is done leaves `remaining`.
+
+    After a process was killed, half as many are started for what remains.
+    """
     from concurrent.futures import FIRST_COMPLETED, wait
 
     from joblib.externals.loky import get_reusable_executor
@@ -218,7 +246,7 @@ def in_processes(calls: Mapping[str, Call], workers: int) -> TaskResults:
 
     # loky's helper process warns of semaphores that a stop left to it to remove; it does remove them.
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker:UserWarning")
-    remaining, kills = dict(calls), 0
+    kills = 0
     while remaining:
         workers = min(workers, len(remaining))
         pool = get_reusable_executor(workers, initializer=enter_worker, initargs=(os.getpid(),), env=ONE_THREAD)
@@ -226,7 +254,7 @@ def in_processes(calls: Mapping[str, Call], workers: int) -> TaskResults:
         try:
             while True:
                 for name in (name for name, _ in zip(waiting, range(2 * workers - len(running)), strict=False)):
-                    running[pool.submit(run_call, remaining[name])] = name
+                    running[pool.submit(run_call, call_of(name))] = name
                 if not running:
                     break
                 ended, _ = wait(running, timeout=POLL, return_when=FIRST_COMPLETED)

@@ -8,11 +8,12 @@ ended the whole run (ActorDiedError of Ray 2.60, joblib 1.6).
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import socket
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,11 @@ from athanor.base.errors import InputError
 from athanor.runtime.executor import KILLS, ONE_THREAD, SHARED_FS_WAIT, Call, TaskResults, worker_killed
 
 POLL = 0.2  # s
+TASKS_PER_CORE = 4  # submitted; Ray holds each with its arguments in the memory of this process
 STORE_BYTES = 100_000_000  # answers are small and go past the store; the default takes a third of the memory
 
 
-def in_ray(calls: Mapping[str, Call], workers: int, folder: Path) -> TaskResults:
+def in_ray(names: Iterable[str], call_of: Callable[[str], Call], workers: int, folder: Path) -> TaskResults:
     """`workers` counts on a local cluster only; another has the cores that its machines offer."""
     with _kept_signals():
         try:
@@ -40,7 +42,7 @@ def in_ray(calls: Mapping[str, Call], workers: int, folder: Path) -> TaskResults
     @ray.remote(num_cpus=1, max_retries=KILLS - 1)
     def task(
         call: tuple, probe: str, timeout_s: float
-    ) -> dict | BaseException:  # sent as it stands: its machine may not see the checkout
+    ) -> dict | BaseException | None:  # sent as it stands: its machine may not see the checkout
         import os
         import socket
         import time
@@ -58,11 +60,17 @@ def in_ray(calls: Mapping[str, Call], workers: int, folder: Path) -> TaskResults
 
         return run_call(Call(*call))
 
-    # As a plain tuple, which can be read where athanor cannot be imported.
-    running = {task.remote(tuple(call), str(probe), SHARED_FS_WAIT): name for name, call in calls.items()}
+    waiting, running = iter(names), {}
     try:
-        while running:
-            ended, _ = ray.wait(list(running), num_returns=len(running), timeout=POLL)
+        while True:
+            cores = max(1, int(ray.cluster_resources().get("CPU", 0)))  # machines come and go
+            for name in itertools.islice(waiting, max(0, TASKS_PER_CORE * cores - len(running))):
+                # As a plain tuple, which can be read where athanor cannot be imported.
+                running[task.remote(tuple(call_of(name)), str(probe), SHARED_FS_WAIT)] = name
+            if not running:
+                break
+            ray.wait(list(running), timeout=POLL)
+            ended, _ = ray.wait(list(running), num_returns=len(running), timeout=0)
             for ref in ended:
                 name = running.pop(ref)
                 try:

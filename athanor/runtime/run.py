@@ -18,7 +18,7 @@ from athanor.base.artifacts import read_json, write_json
 from athanor.base.errors import Interrupted
 from athanor.base.host import memory_bytes
 from athanor.base.strict import read_yaml
-from athanor.base.work import Work
+from athanor.base.work import Facts, Work
 from athanor.runtime import dvc_lock, facts, intact
 from athanor.runtime.closure import file_digests
 from athanor.runtime.executor import from_machine
@@ -184,7 +184,7 @@ class Run(Stage):
         *,
         desc: str = "",
         sizes: Mapping[str, int] | None = None,
-    ) -> dict[str, dict[str, Any]]:
+    ) -> Mapping[str, Facts]:
         """Do work on shards as this machine does it (a `MapShards`), with its progress shown."""
         total, local = sum(sizes.values()) if sizes else len(tasks), machine()
         if sizes and local.executor == "processes":
@@ -192,7 +192,7 @@ class Run(Stage):
             local = dataclasses.replace(local, workers=min(local.workers, 1 + total // MIN_BYTES_PER_WORKER))
         with self.progress(total, f"{self.stage}: {desc}", "B" if sizes else "shards") as bar:
             run_shards = from_machine(local, bar.update, self.stop_requested, resumed=bar.resume_at)
-            return run_shards(work, tasks, folder, desc=desc, sizes=sizes or dict.fromkeys(tasks, 1))
+            return run_shards(work, tasks, folder, desc=desc, sizes=sizes)
 
     def _slot(
         self,

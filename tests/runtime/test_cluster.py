@@ -20,10 +20,11 @@ from typing import Any
 import psutil
 import pytest
 
-from athanor.base.errors import GateError, InputError
+from athanor.base.errors import GateError, InputError, Interrupted
 from athanor.runtime.executor import Executor
+from athanor.runtime.ray_cluster import TASKS_PER_CORE
 from tests.runtime.shard_toy import ROOT, ShardToy, alive, done, until
-from tests.runtime.toy_work import SHARDS, began, contents, score, where_am_i
+from tests.runtime.toy_work import SHARDS, NumbersOfNames, began, contents, score, where_am_i
 
 NO_RAY = "Ray is not installed: pip install -r requirements-cluster.txt"
 
@@ -160,6 +161,10 @@ def test_ray_on_one_machine(toy: ShardToy, ray_env: dict[str, str], monkeypatch:
         toy.withdraw("fail")
         with pytest.raises(InputError, match="a worker was killed 3 times, probably .*: shard 'toy/00005'"):
             executor(score, toy.tasks(), toy.tmp / "killed")
+        tasks = NumbersOfNames([f"toy/{number}" for number in range(50)])
+        with pytest.raises(Interrupted):
+            Executor(2, kind="ray", stop=lambda: True)(where_am_i, tasks, toy.tmp / "many")
+        assert tasks.made == 2 * TASKS_PER_CORE, "tasks are submitted as others end"
         monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
         with pytest.raises(InputError, match="RAY_ADDRESS=127.0.0.1:1: no Ray cluster answers"):
             executor(score, toy.tasks(), toy.tmp / "nowhere")

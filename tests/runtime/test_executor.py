@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from athanor.base.errors import GateError, InputError, Interrupted, ParamsError
 from athanor.runtime.executor import KILLS, Call, Executor, from_machine, name_of, run_call, run_task
 from athanor.runtime.machine import machine
 from tests.runtime.shard_toy import ROOT, ShardToy, alive, done, until
-from tests.runtime.toy_work import SHARDS, began, contents, score, where_am_i
+from tests.runtime.toy_work import SHARDS, NumbersOfNames, began, contents, score, where_am_i
 
 
 @pytest.fixture
@@ -59,6 +60,34 @@ def test_what_another_process_has_finished_meanwhile_stands(toy: ShardToy) -> No
     assert len(began(toy.control)["00000"]) == 1
     with pytest.raises(OSError, match="full"):
         run_task(no_room, "other", None, toy.tmp / "out")
+
+
+def large_facts(task: int, out: Path) -> dict[str, Any]:
+    return {"task": task, "text": "x" * 4000}
+
+
+def test_the_coordinator_holds_names_and_neither_tasks_nor_facts(tmp_path: Path) -> None:
+    """160 bytes of memory for each further task, of which the test's list of names has none."""
+    peaks = {}
+    for count in (100, 1000):
+        names = [f"source-{number % 3}/{number:05d}" for number in range(count)]
+        tasks, advanced = NumbersOfNames(names), 0
+
+        def advance(size: int) -> None:
+            nonlocal advanced
+            advanced += size
+
+        tracemalloc.start()
+        facts = Executor(1, advance)(large_facts, tasks, tmp_path / str(count), sizes=tasks)
+        peaks[count] = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert tasks.made == 2 * count and advanced == sum(range(count)), "a task, or a size, was made twice"
+        assert [found["task"] for found in facts.values()] == list(range(count))
+    assert (peaks[1000] - peaks[100]) / 900 < 160, peaks
+    with pytest.raises(KeyError):
+        facts["source-0/99999"]
+    again = Executor(1, resumed=lambda size: advance(-size))(large_facts, tasks, tmp_path / "1000", sizes=tasks)
+    assert advanced == 0 and again == facts
 
 
 def no_room(task: Any, out: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,23 @@ def score(task: Task, out: Path) -> dict[str, Any]:
             writer.add(replace(document, meta={"quality": quality}))
             count, size = count + 1, size + len(document.text.encode())
     return {"documents": count, "bytes": size}
+
+
+class NumbersOfNames(Mapping[str, int]):
+    """A task, and a size, for each name, made when it is asked for."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names, self.made = names, 0
+
+    def __getitem__(self, name: str) -> int:
+        self.made += 1
+        return int(name.split("/")[1])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
 
 
 def _obey(task: Task, name: str) -> None:
