@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from athanor.base.artifacts import manifest_digest, new_dir
 from athanor.base.errors import InputError
+from athanor.base.files import joined
 from athanor.base.host import free_memory_bytes
 from athanor.data.mixture import MixSource, Plan, check_sources, mix_sources, plan_mixture
 from athanor.data.mixture_params import MixtureParams
@@ -32,18 +33,20 @@ def run(run: Run) -> None:
     if not files:
         raise InputError("no documents", where=CLEAN / "train", fix="dvc repro clean")
     check_sources(mixture.sources, files)
-    lengths = {
-        name: [text_lengths(path) for path in paths] for name, paths in files.items() if mixture.sources[name].share > 0
-    }
-    sources = mix_sources(mixture.sources, {name: np.concatenate(by_shard) for name, by_shard in lengths.items()})
+    shards: dict[str, list[tuple[Path, int]]] = defaultdict(list)
+
+    def lengths(name: str) -> Iterator[np.ndarray]:
+        for path in files[name]:
+            of_shard = text_lengths(path)
+            shards[name].append((path, len(of_shard)))
+            yield of_shard
+
+    used = [name for name in files if mixture.sources[name].share > 0]
+    sources = mix_sources(mixture.sources, {name: joined(lengths(name), np.int64) for name in used})
     plan = plan_mixture(sources, params.sample_bytes, mixture.seed)
     needed = check_memory(min(plan.total, params.sample_bytes), free_memory_bytes())  # a document more, at most
     run.note(f"training on {plan.total:,} bytes takes about {needed / 1e9:,.1f} GB of memory")
-    texts = read_texts(
-        sources,
-        plan,
-        {name: list(zip(files[name], map(len, by_shard), strict=True)) for name, by_shard in lengths.items()},
-    )
+    texts = read_texts(sources, plan, shards)
 
     model = train(texts, params)
     with new_dir(OUT) as folder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -32,6 +33,19 @@ def toy(tmp_path: Path) -> Iterator[Toy]:
         yield toy
     finally:
         toy.kill_all()
+
+
+@pytest.fixture
+def few_files() -> Iterator[int]:
+    """The process may open 40 files more than it has open now."""
+    import resource
+
+    usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = os.open(os.devnull, os.O_RDONLY) + 40  # the lowest number that is free
+    os.close(limit - 40)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, usual[1]))
+    yield limit
+    resource.setrlimit(resource.RLIMIT_NOFILE, usual)
 
 
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:

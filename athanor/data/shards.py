@@ -1,4 +1,4 @@
-"""Token shards: little-endian id files with document offsets, written once and read by memory map.
+"""Token shards: little-endian id files with document offsets, written once and read in any order.
 
     train/00000.bin       ids, uint16 where the vocabulary fits, else uint32
     train/00000.idx.npy   uint64 [documents + 1]: where each document starts, and the end
@@ -11,7 +11,7 @@ A document never crosses a shard. Every document is `<|bos|>` ids `<|eos|>`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import numpy as np
 
 from athanor.base.artifacts import digest, read_manifest
 from athanor.base.errors import InputError
+from athanor.base.files import OpenFiles, joined
 
 KIND, VERSION = "shards", 1
 TRAIN = "train"  # the folder of the main stream
@@ -67,39 +68,44 @@ class ShardWriter:
 
 
 class TokenStream:
-    """The shards of one folder as a single stream of tokens and documents, memory-mapped.
+    """The shards of one folder as a single stream of tokens and documents.
 
     `tokens` and `documents` are totals; `starts` is int64 [documents + 1], the
-    position of each document in the stream and the end of the last.
+    position of each document in the stream and the end of the last. Memory: 8
+    bytes for each document. `files` may be shared with other streams, so that
+    all have few files open.
     """
 
-    def __init__(self, folder: str | Path, dtype: np.dtype) -> None:
+    def __init__(self, folder: str | Path, dtype: np.dtype, files: OpenFiles | None = None) -> None:
         paths = sorted(Path(folder).glob("*.bin"))
         if not paths:
             raise InputError("no token shards", where=str(folder), fix="dvc repro shard")
-        self._open(paths, dtype)
+        self._open(paths, dtype, files)
 
     @classmethod
-    def of(cls, paths: Sequence[Path], dtype: np.dtype) -> TokenStream:
+    def of(cls, paths: Sequence[Path], dtype: np.dtype, files: OpenFiles | None = None) -> TokenStream:
         """The stream of these files, in this order; at least one."""
         stream = cls.__new__(cls)
-        stream._open(paths, dtype)
+        stream._open(paths, dtype, files)
         return stream
 
-    def _open(self, paths: Sequence[Path], dtype: np.dtype) -> None:
-        self._maps: list[np.ndarray] = []
-        self._paths = list(paths)
-        starts, base = [], 0
-        for path in paths:
-            index = np.load(path.with_suffix(".idx.npy")).astype(np.int64)
-            if path.stat().st_size != int(index[-1]) * dtype.itemsize:
-                raise InputError("length differs from its document index", where=str(path), fix="dvc checkout --force")
-            self._maps.append(np.memmap(path, dtype=dtype, mode="r"))
-            starts.append(index[:-1] + base)
-            base += int(index[-1])
-        self.starts = np.concatenate([*starts, np.array([base], dtype=np.int64)])
-        self._bases = np.cumsum([0, *[len(m) for m in self._maps]])
-        self.tokens, self.documents = base, len(self.starts) - 1
+    def _open(self, paths: Sequence[Path], dtype: np.dtype, files: OpenFiles | None) -> None:
+        self._paths, self._dtype, self._files = paths, dtype, files or OpenFiles()
+        bases = [0]
+
+        def starts() -> Iterator[np.ndarray]:
+            for path in paths:
+                index = np.load(path.with_suffix(".idx.npy"))
+                if path.stat().st_size != int(index[-1]) * dtype.itemsize:
+                    what = "length differs from its document index"
+                    raise InputError(what, where=str(path), fix="dvc checkout --force")
+                yield index[:-1].astype(np.int64) + bases[-1]
+                bases.append(bases[-1] + int(index[-1]))
+            yield np.array(bases[-1:])
+
+        self.starts = joined(starts(), np.int64)
+        self._bases = np.array(bases)
+        self.tokens, self.documents = bases[-1], len(self.starts) - 1
 
     def read(self, start: int, count: int) -> np.ndarray:
         """`count` ids from stream position `start`, across shard ends, as int64."""
@@ -108,10 +114,11 @@ class TokenStream:
         out = np.empty(count, dtype=np.int64)
         copied, shard = 0, int(np.searchsorted(self._bases, start, side="right")) - 1
         while copied < count:
-            offset = start + copied - int(self._bases[shard])
-            chunk = self._maps[shard][offset : offset + count - copied]
-            out[copied : copied + len(chunk)] = chunk
-            copied, shard = copied + len(chunk), shard + 1
+            base, end = self._bases[shard : shard + 2].tolist()
+            size = min(count - copied, end - start - copied)
+            offset = (start + copied - base) * self._dtype.itemsize
+            out[copied : copied + size] = self._files.read(self._paths[shard], offset, size, self._dtype)
+            copied, shard = copied + size, shard + 1
         return out
 
     def document_of(self, positions: np.ndarray) -> np.ndarray:
@@ -124,7 +131,7 @@ class TokenStream:
         paths = [path.with_suffix(".src.npy") for path in self._paths]
         if not all(path.is_file() for path in paths):
             return np.zeros(self.documents, dtype=np.uint8)
-        return np.concatenate([np.load(path) for path in paths])
+        return joined(map(np.load, paths), np.uint8)
 
     def document(self, number: int) -> np.ndarray:
         """Ids of one document, with its `<|bos|>` and `<|eos|>`."""
@@ -160,5 +167,5 @@ def open_val(folder: str | Path) -> dict[str, TokenStream]:
     """The validation stream of each source that has held-out documents, in order of name."""
     manifest = read_shards_manifest(folder)
     dtype = np.dtype(manifest["dtype"])
-    names = sorted(name for name, facts in manifest["val"].items() if facts["documents"])
-    return {name: TokenStream(Path(folder) / "val" / name, dtype) for name in names}
+    names, files = sorted(name for name, facts in manifest["val"].items() if facts["documents"]), OpenFiles()
+    return {name: TokenStream(Path(folder) / "val" / name, dtype, files) for name in names}

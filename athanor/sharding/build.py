@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from athanor.base.artifacts import rounded
+from athanor.base.files import OpenFiles
 from athanor.base.work import Facts, Tick, ignore
 from athanor.data.mixture import MixSource, Plan, weights
 from athanor.data.shards import TRAIN, ShardWriter, token_dtype
@@ -53,9 +54,10 @@ def write_stream(
 ) -> None:
     """Gather the planned documents from the spool into shards; `advance` gets the tokens written since its last call.
 
-    Memory: 8 bytes for each document of the spool, and 50 for each of one shard.
+    Memory: 8 bytes for each document of the spool, and 50 for each of one shard and of a block.
     """
-    streams = [tokens[source.name].stream(target.dtype) for source in sources]
+    files = OpenFiles()
+    streams = [tokens[source.name].stream(target.dtype, files) for source in sources]
     writer = ShardWriter(target.folder / stream_name, target.dtype, target.shard_tokens, sources=True)
     for start in range(0, len(plan.sources), GATHER_DOCUMENTS):
         numbers, documents = (

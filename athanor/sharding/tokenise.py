@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from athanor.base.files import OpenFiles, joined
 from athanor.base.work import Facts, MapShards
 from athanor.data.shards import ShardWriter, TokenStream, token_dtype
 from athanor.text.documents import in_batches, read_documents
@@ -69,8 +70,8 @@ class Tokens:
     def documents(self) -> int:
         return len(self.lengths)
 
-    def stream(self, dtype: np.dtype) -> TokenStream:
-        return TokenStream.of(self.paths, dtype)
+    def stream(self, dtype: np.dtype, files: OpenFiles | None = None) -> TokenStream:
+        return TokenStream.of(self.paths, dtype, files)
 
     def content_hashes(self) -> Iterator[np.ndarray]:
         """uint64 [documents, 2] of one file after the other."""
@@ -93,7 +94,7 @@ def read_spool(folder: Path, text_bytes: Mapping[str, Mapping[str, int]]) -> dic
 
 
 def _lengths(paths: Sequence[Path]) -> np.ndarray:
-    return np.concatenate([np.diff(np.load(path.with_suffix(".idx.npy")).astype(np.int64)) for path in paths])
+    return joined((np.diff(np.load(path.with_suffix(".idx.npy")).astype(np.int64)) for path in paths), np.int64)
 
 
 def tokenise(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from athanor.base.errors import GateError
+from athanor.data import mixture
 from athanor.data.mixture import mix_sources, plan_mixture
 from athanor.data.shards import TokenStream, token_dtype
 from athanor.sharding import build, shard_gate
@@ -73,6 +75,27 @@ def test_stream_is_the_plan_and_is_described_by_its_files(spool, tmp_path):
     assert facts["sources"]["a"]["epochs"] == pytest.approx(plan.taken[0] / tokens["a"].lengths.sum(), rel=1e-5)
     names = [row["source"] for row in build.shares_by_source({"train": facts, "cooldown": facts})]
     assert names == ["a", "b", "a (cooldown)", "b (cooldown)"]
+
+
+def test_a_document_takes_few_bytes_of_memory(tmp_path, monkeypatch):
+    """60 for each further one in all: lengths, an order, the plan, starts; of the files, one at a time."""
+    for module, block in ((build, "GATHER_DOCUMENTS"), (mixture, "BLOCK_DOCUMENTS")):
+        monkeypatch.setattr(module, block, 64)  # as Python numbers, which are large
+    peaks, ids = {}, np.array([BOS, 5, EOS])
+    for count in (2000, 10000):
+        folder, made = tmp_path / str(count), {}
+        for first in range(0, count, 1000):
+            writer = SpoolWriter(folder / str(first), DTYPE)
+            for number in range(first, first + 1000):
+                writer.add("aab"[number % 3], ids, b"%d" % number)
+            made[str(first)] = writer.close()
+        tracemalloc.start()
+        tokens = read_spool(folder, made)
+        shard_gate.check_disjoint((part for found in tokens.values() for part in found.content_hashes()), [])
+        built(folder, tokens)
+        peaks[count] = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert (peaks[10000] - peaks[2000]) / 8000 < 60, peaks
 
 
 def test_held_out_documents_and_sources_without_any(spool, tmp_path):

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from athanor.base.errors import InputError
-from athanor.data.shards import open_train, open_val, token_dtype
+from athanor.data.shards import ShardWriter, TokenStream, open_train, open_val, token_dtype
+from athanor.sharding import shard_gate
+from tests.data.conftest import BOS, EOS, documents
 
 
 def test_dtype_is_the_smallest_that_holds_every_id():
@@ -21,6 +23,20 @@ def test_stream_gives_back_every_document_across_shards(shard_folder, shard_docu
     assert stream.tokens == len(whole)
     assert stream.read(0, stream.tokens).tolist() == whole.tolist()
     assert stream.read(400, 300).tolist() == whole[400:700].tolist()
+
+
+def test_a_stream_of_many_files_needs_few_open(tmp_path, few_files):
+    ids, dtype = documents(300), token_dtype(320)
+    writer = ShardWriter(tmp_path / "train", dtype, 1, sources=True)
+    for number, document in enumerate(ids):
+        writer.add(document, number % 3)
+    writer.close()
+    stream = TokenStream(tmp_path / "train", dtype)
+    assert writer.shards == 300 > 2 * few_files
+    assert [stream.document(number).tolist() for number in range(300)] == [document.tolist() for document in ids]
+    assert stream.read(0, stream.tokens).tolist() == np.concatenate(ids).tolist()
+    assert stream.sources.tolist() == [0, 1, 2] * 100
+    assert shard_gate.check_files(tmp_path / "train", dtype, 320, BOS, EOS, 3)["documents"].tolist() == [100] * 3
 
 
 def test_document_of_a_position(shard_folder, shard_documents):

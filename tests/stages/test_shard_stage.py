@@ -47,6 +47,16 @@ def test_shards_hold_the_corpus_in_its_mixture(world):
         assert facts["epochs"] == pytest.approx(facts["tokens"] / facts["unique_tokens"], rel=1e-5)
 
 
+def test_more_files_than_may_be_open_give_the_same_shards(world, monkeypatch, few_files):
+    run_text_stage(shard)
+    expected = read_json("data/shards/manifest.json")["files"]
+    monkeypatch.setattr("tests.stages.conftest.SHARD_BYTES", 1)
+    write_clean(Path(), text_documents())
+    assert len(list(Path("data/clean/train").glob("*/*"))) > 2 * few_files
+    run_text_stage(shard)
+    assert read_json("data/shards/manifest.json")["files"] == expected
+
+
 def test_validation_holds_every_held_out_document_with_its_bytes(world):
     run_text_stage(shard)
     tokenizer, manifest = Tokenizer.load("models/tokenizer"), read_shards_manifest("data/shards")
