@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -12,7 +13,8 @@ import pyarrow.parquet as pq
 from athanor.base.artifacts import manifest_digest, new_dir, read_manifest, write_manifest
 from athanor.base.errors import InputError
 from athanor.base.work import Facts
-from athanor.cleaning.cleaning import IN, OUT, Cleaned, clean
+from athanor.cleaning.cleaning import Cleaned, clean
+from athanor.cleaning.funnel import IN, OUT
 from athanor.cleaning.measuring import settings_of
 from athanor.cleaning.params import CleanParams
 from athanor.cleaning.writing import BINS
@@ -82,10 +84,18 @@ def write_outputs(folder: Path, cleaned: Cleaned) -> None:
             if (shard_folder / "train.parquet").is_file():
                 target = folder / "train" / source / f"{number:05d}.parquet"
                 target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(shard_folder / "train.parquet", target)
+                link(shard_folder / "train.parquet", target)
     all_folders = [shard_folder for shard_folders in cleaned.shard_folders.values() for shard_folder in shard_folders]
     for name in ("val.parquet", "dropped.parquet"):
         join(folder / name, [shard_folder / name for shard_folder in all_folders if (shard_folder / name).is_file()])
+
+
+def link(file: Path, target: Path) -> None:
+    """Another name for a file that nobody changes; a copy where the file system has no hard links."""
+    try:
+        os.link(file, target)
+    except OSError:
+        shutil.copyfile(file, target)
 
 
 def join(path: Path, files: Iterable[Path]) -> None:

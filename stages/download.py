@@ -107,7 +107,8 @@ def fetcher(run: Run, raw: Path, val_fraction: float) -> Fetcher:
         run.fact(**{f"slot_{slot.fingerprint}": slot.fingerprint})  # each source of a type has its own slot
         return slot
 
-    return Fetcher(raw, val_fraction, run.progress, run.stop_requested, progress_folder, run.fact)
+    functions = (run.progress, run.stop_requested, progress_folder, run.fact, run.map_shards)
+    return Fetcher(raw, val_fraction, *functions)
 
 
 def make_conversations(

@@ -7,7 +7,6 @@ done. A measured shard is a folder:
     documents.parquet   the documents as they would leave the stage
     measures.parquet    one row for each of them: where it came from, every measure of `rules`, the scores
     signatures.npy      uint32 [documents, permutations]
-    bands.npy           uint64 [bands, documents]
     hits.npz            what of the evaluation items each holds
 """
 
@@ -38,7 +37,7 @@ from athanor.words.words import Columns, concatenated, shingles, tokenise
 
 BATCH_BYTES = 1_000_000
 DOCUMENTS, MEASURES, SIGNATURES = "documents.parquet", "measures.parquet", "signatures.npy"
-BANDS, HITS = "bands.npy", "hits.npz"
+HITS = "hits.npz"
 # Columns of measures.parquet that say which document it is.
 PROVENANCE_COLUMNS = {
     "id": pa.binary(16), "raw_id": pa.binary(16), "tie": pa.uint64(), "place": pa.int32(), "bytes": pa.int64(),
@@ -128,7 +127,6 @@ def measure_documents(
     pq.write_table(measures_table, out / MEASURES, compression="zstd", compression_level=1)
     sketches = concatenated(signatures, np.uint32, minhash.PERMUTATIONS)
     np.save(out / SIGNATURES, sketches)
-    np.save(out / BANDS, np.ascontiguousarray(minhash.band_keys(sketches).T))
     save_hits(out / HITS, hits)
     return {**facts, "documents": len(sketches), "redactions": dict(sorted(redactions.items()))}
 

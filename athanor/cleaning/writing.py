@@ -19,14 +19,16 @@ import pyarrow.parquet as pq
 from athanor.base.artifacts import read_json
 from athanor.base.errors import GateError
 from athanor.base.work import Facts
-from athanor.cleaning import dedup, minhash, rules
+from athanor.cleaning import dedup, minhash, rules, validation
+from athanor.cleaning.deciding import read_decisions
+from athanor.cleaning.groups import hex_id, ids_of, read_measures
 from athanor.cleaning.measuring import DOCUMENTS, SCORES, load_tools, read_hits, save_hits
 from athanor.cleaning.normalise import misread_count
-from athanor.cleaning.params import CleanParams
-from athanor.cleaning.table import KEPT, REASONS, hex_id, load_index, read_measures
+from athanor.cleaning.params import CleanParams, RuleParams
+from athanor.cleaning.reasons import ITEM, KEPT, REASONS
 from athanor.text.documents import ROW_GROUP_DOCUMENTS, Document, in_batches, read_documents
 from athanor.words.decontaminate import Hits, ItemIndex
-from athanor.words.words import Columns, Tokens, concatenated, shingles, tokenise
+from athanor.words.words import Columns, Tokens, shingles, tokenise
 
 SPLITS = ("train", "val")
 DROPPED_SCHEMA = pa.schema(
@@ -49,15 +51,11 @@ Numbered = tuple[int, Document]  # a document with its row of the table
 
 
 def write_shard(task: Mapping[str, Any], out: Path) -> Facts:
-    """Work: train.parquet, val.parquet (where there is anything) and dropped.parquet of one measured shard.
-
-    `task["decisions"]` is a .npz: `reason`, `value`, `detail` and `twin` (ids of 32 hex digits, or empty) of each
-    document.
-    """
+    """Work: train.parquet, val.parquet (where there is anything) and dropped.parquet of one measured shard."""
     folder = task["shard"]
-    with np.load(task["decisions"], allow_pickle=False) as stored:
-        decisions = dict(stored)
-    measures, kept_mask = read_measures(folder), decisions["reason"] == KEPT
+    params, index, _ = load_tools(task["tools"])
+    measures, (reason, marks) = read_measures(folder), read_decisions(task)
+    kept_mask = reason == KEPT
     written: list[tuple[str, Path, np.ndarray]] = []
     if len(kept_mask):
         table = pq.read_table(folder / DOCUMENTS)
@@ -70,10 +68,11 @@ def write_shard(task: Mapping[str, Any], out: Path) -> Facts:
                 write_table(path, table.filter(pa.array(mask)))
                 written.append((split, path, task["start"] + np.flatnonzero(mask)))
         del table
-    write_table(out / "dropped.parquet", _dropped_table(task, folder, measures, decisions))
-    _, index, _ = load_tools(task["tools"])
+    details = _details(measures, params.rules, reason, marks, index)
+    write_table(out / "dropped.parquet", _dropped_table(task, folder, measures, reason, details))
     counts: Facts = {}
-    observed = check_documents(_read_and_count(written, counts), index, load_index(task["sample"]), task["threshold"])
+    sample, threshold = validation.load(tuple(task["sample"])), params.dedup.near_duplicate_jaccard
+    observed = check_documents(_read_and_count(written, counts), index, sample, threshold)
     return {"counts": counts, "scores": _histograms(measures, kept_mask), "observed": observed.save(out)}
 
 
@@ -94,7 +93,34 @@ def _read_and_count(written: Sequence[tuple[str, Path, np.ndarray]], counts: Fac
             row["bytes"] += len(document.text.encode())
 
 
-def _dropped_table(task: Mapping[str, Any], folder: Path, measures: Columns, decisions: Columns) -> pa.Table:
+def _details(
+    measures: Columns,
+    params: RuleParams,
+    reason: np.ndarray,
+    marks: Mapping[int, tuple[int, np.ndarray]],
+    index: ItemIndex,
+) -> dict[int, tuple[str, str | None]]:
+    """For each dropped document of a shard the item, copy or value that it was dropped for, and the id of the copy."""
+    _, values = rules.verdicts(measures, measures["kind"], params)
+    details: dict[int, tuple[str, str | None]] = {}
+    for row in np.flatnonzero(reason != KEPT).tolist():
+        mark, repeated = marks.get(row, (-1, None))
+        if mark < 0:
+            details[row] = f"{values[row]:.6g}", None
+        elif reason[row] == REASONS.index(ITEM):
+            details[row] = index.items[mark].id, None
+        else:
+            details[row] = hex_id(repeated), hex_id(repeated)
+    return details
+
+
+def _dropped_table(
+    task: Mapping[str, Any],
+    folder: Path,
+    measures: Columns,
+    reason: np.ndarray,
+    details: Mapping[int, tuple[str, str | None]],
+) -> pa.Table:
     origin = {"source": task["source"], "shard": task["number"]}
     rows = [
         {
@@ -102,13 +128,13 @@ def _dropped_table(task: Mapping[str, Any], folder: Path, measures: Columns, dec
             "id": hex_id(measures["raw_id"][row]),
             "kind": measures["kind"][row],
             "row": int(measures["place"][row]),
-            "rule": REASONS[decisions["reason"][row]],
-            "detail": str(decisions["detail"][row]) or f"{decisions['value'][row]:.6g}",
-            "twin": str(decisions["twin"][row]) or None,
+            "rule": REASONS[reason[row]],
+            "detail": detail,
+            "twin": twin,
             "bytes": int(measures["bytes"][row]),
             **{name: float(measures[name][row]) for name in SCORES},
         }
-        for row in np.flatnonzero(decisions["reason"] != KEPT).tolist()
+        for row, (detail, twin) in details.items()
     ]
     for long_document in read_json(folder / "facts.json")["too_long"]:
         rows.append({**origin, **long_document, "rule": rules.TOO_LONG, "detail": str(long_document["bytes"])})
@@ -136,7 +162,7 @@ class Observed:
     misread: int = 0
     copies: dict[int, int] = field(default_factory=dict)  # document that nearly equals a sampled one -> that one
     hits: list[tuple[str, Hits]] = field(default_factory=list)  # which document, what it holds of evaluation items
-    ids: np.ndarray = field(default_factory=lambda: np.zeros((0, 2), np.uint64))  # [documents, 2]
+    ids: np.ndarray = field(default_factory=lambda: np.zeros((2, 0), np.uint64))  # [2, documents], sorted
 
     def save(self, folder: Path) -> Facts:
         """Write the arrays; returns the rest as JSON types."""
@@ -148,11 +174,14 @@ class Observed:
 
     @staticmethod
     def load(folder: Path, facts: Mapping[str, Any]) -> Observed:
+        """What `save` wrote, without the ids: `repeats.count_repeats` reads those."""
         hits = list(zip(facts["where"], read_hits(folder / HITS)[1], strict=True))
-        return Observed(facts["repeats"], facts["misread"], dict(facts["copies"]), hits, np.load(folder / IDS))
+        return Observed(facts["repeats"], facts["misread"], dict(facts["copies"]), hits)
 
 
-def check_documents(documents: Iterable[Numbered], index: ItemIndex, sample: dedup.Index, threshold: float) -> Observed:
+def check_documents(
+    documents: Iterable[Numbered], index: ItemIndex, sample: Sequence[dedup.Index], threshold: float
+) -> Observed:
     """Read numbered documents; GateError for one that repeats itself too often."""
     observed = Observed()
     ids: list[bytes] = []
@@ -165,11 +194,11 @@ def check_documents(documents: Iterable[Numbered], index: ItemIndex, sample: ded
                 observed.hits.append((f"document {document.id} of source {document.source}", hit))
         grams = shingles(tokens.words, minhash.SHINGLE_WORDS)
         sets = ((number, np.unique(grams.of(row))) for row, (number, _) in enumerate(batch))
-        observed.copies |= sample.find(sets, threshold)
+        observed.copies |= dict(validation.near_ones(sets, sample, threshold).T.tolist())
         ids += [bytes.fromhex(document.id) for _, document in batch]
         observed.misread += sum(misread_count(document.text) for _, document in batch if document.kind != "code")
-    # The ids are compared only, so byte order does not matter.
-    observed.ids = np.frombuffer(b"".join(ids), np.uint64).reshape(-1, 2)
+    found = ids_of(ids).T
+    observed.ids = found[:, np.lexsort((found[1], found[0]))]
     return observed
 
 
@@ -183,25 +212,33 @@ def _check_repeats(batch: Sequence[Numbered], tokens: Tokens, observed: Observed
         raise GateError("no long repetition", what, where=where, fix=BUG)
 
 
-def run_gates(observations: Sequence[Observed], sampled: Iterable[int], params: CleanParams, index: ItemIndex) -> Facts:
+def run_gates(
+    observations: Iterable[Observed], duplicates: int, sampled: Iterable[int], params: CleanParams, index: ItemIndex
+) -> Facts:
     """Facts for the metrics; GateError when the documents break a promise of the clean stage.
 
-    `sampled` are the numbers of the documents in the sample's index.
+    `observations` are read once and not kept. `duplicates` is how many of all ids occur again, `sampled` the numbers of
+    the documents in the sample's index.
     """
-    hits = [pair for observed in observations for pair in observed.hits]
-    items = index.resolve([hit for _, hit in hits], max_ngram_documents=params.decontamination.max_ngram_documents)
-    for (where, _), item in zip(hits, items, strict=True):
-        if item is not None:
-            what = f"item {index.items[item].id} of category {index.items[item].category} is still in the text"
-            raise GateError("no evaluation item", what, where=where, fix=BUG)
-    ids = concatenated((observed.ids for observed in observations), np.uint64, 2)
-    if duplicates := len(ids) - len(np.unique(ids, axis=0)):
+    total = Observed()
+
+    def hits() -> Iterator[tuple[str, Hits]]:
+        for observed in observations:
+            total.repeats = max(total.repeats, observed.repeats)
+            total.misread += observed.misread
+            total.copies |= observed.copies
+            yield from observed.hits
+
+    limit = params.decontamination.max_ngram_documents
+    for where, item in sorted(index.resolve(hits(), max_ngram_documents=limit).items()):
+        what = f"item {index.items[item].id} of category {index.items[item].category} is still in the text"
+        raise GateError("no evaluation item", what, where=where, fix=BUG)
+    if duplicates:
         raise GateError("no duplicates", f"{duplicates} documents equal another one", where="data/clean")
-    copies = {number: twin for observed in observations for number, twin in observed.copies.items()}
     return {
-        "consecutive_repeats_max": max((observed.repeats for observed in observations), default=0),
-        "misread_characters": sum(observed.misread for observed in observations),
-        "duplicates": _check_duplicate_fraction(copies, set(sampled), params.dedup.max_duplicate_fraction),
+        "consecutive_repeats_max": total.repeats,
+        "misread_characters": total.misread,
+        "duplicates": _check_duplicate_fraction(total.copies, set(sampled), params.dedup.max_duplicate_fraction),
     }
 
 

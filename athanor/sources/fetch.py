@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from athanor.base.artifacts import digest
 from athanor.base.errors import GateError, InputError, Interrupted, ParamsError
-from athanor.base.work import Facts, Tick, ignore, never
+from athanor.base.work import Facts, MapShards, Tick, ignore, never
 from athanor.sources import docstrings, holdout, http, huggingface, messages, packages, python_documents, select, stdlib
 from athanor.sources.battery_params import BatteryParams
 from athanor.sources.huggingface import UNREACHABLE
@@ -71,7 +71,7 @@ class Fetcher:
 
     The folder belongs to the name and the inputs, and asks when the code of `module` is
     another: progress is kept under any change of other sources and of the stage.
-    `fact` writes down what may differ between runs that give the same.
+    `fact` writes down what may differ between runs that give the same. `map_shards` runs work on the executor.
     """
 
     raw: Path
@@ -80,6 +80,7 @@ class Fetcher:
     stop: Callable[[], bool]
     progress_folder: Callable[[str, str, Facts], ProgressFolder]
     fact: Callable[..., None]
+    map_shards: MapShards
 
     def fetch(self, source: DocumentSource, pairs: list[docstrings.Pair] | None) -> dict[str, tuple[Tally, Facts]]:
         """Write the source's documents; returns tally and provenance of each name it feeds.

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from athanor.base.errors import GateError
-from athanor.cleaning import minhash
-from athanor.cleaning.dedup import near_duplicates, shingle_sets
+from athanor.cleaning import near
 from athanor.synthesis.params import SyntheticGates
 from athanor.synthesis.requests import Request
 from athanor.text import habits
 from athanor.text.conversations import Messages
 from athanor.words.decontaminate import ItemIndex
-from athanor.words.words import Words, ngrams, shingles, tokenise, words_of
+from athanor.words.words import Words, ngrams, tokenise, words_of
 
 HABITS: dict[str, Callable[[str], bool]] = {
     "identity": habits.identity_leak,
@@ -85,11 +84,7 @@ def sift(rows: Sequence[Row], index: ItemIndex, max_ngram_conversations: int) ->
 
 def _repeats(texts: Sequence[str]) -> list[int]:
     """Numbers of the texts that nearly repeat an earlier one."""
-    if not texts:
-        return []
-    signatures = minhash.signatures(shingles(tokenise(texts).words, minhash.SHINGLE_WORDS))
-    sets = dict(shingle_sets(enumerate(texts)))
-    return sorted(near_duplicates(signatures, range(len(texts)), sets.__getitem__, NEAR_DUPLICATE_SIMILARITY))
+    return sorted(near.repeating(texts, NEAR_DUPLICATE_SIMILARITY))
 
 
 def measure(rows: Sequence[Row]) -> Measures:

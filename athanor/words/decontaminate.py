@@ -44,7 +44,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -63,6 +63,7 @@ from athanor.words.words import (
     unfinalised,
 )
 
+Key = TypeVar("Key")
 NGRAM_WORDS = 13
 MAX_NGRAM_DOCUMENTS = 10
 MAX_NGRAM_ITEMS = 1
@@ -191,13 +192,13 @@ class ItemIndex:
         Pass the whole training set at once: document frequencies are counted
         over `texts`. `prompts_alone` is meant for conversations (see above).
         """
-        hits = [
+        hits = (
             hit
             for batch in in_batches(texts, len, BATCH_CHARS)
             for hit in self.scan(batch, prompts_alone=prompts_alone)
-        ]
-        item_numbers = self.resolve(hits, max_ngram_documents=max_ngram_documents)
-        return [None if number is None else self.items[number].id for number in item_numbers]
+        )
+        item_numbers = self.resolve(enumerate(hits), max_ngram_documents=max_ngram_documents)
+        return [self.items[item_numbers[n]].id if n in item_numbers else None for n in range(len(texts))]
 
     def conversation_matches(
         self, conversations: Sequence[Sequence[Message]], *, max_ngram_documents: int = MAX_NGRAM_DOCUMENTS
@@ -254,29 +255,33 @@ class ItemIndex:
                         break
         return item_numbers
 
-    def resolve(self, hits: Sequence[Hits], *, max_ngram_documents: int) -> list[int | None]:
-        """For each text the number of an item it contains, or None, with frequencies counted over all of `hits`."""
-        item_numbers: list[int | None] = [hit.full_match if hit.full_match >= 0 else None for hit in hits]
+    def resolve(self, hits: Iterable[tuple[Key, Hits]], *, max_ngram_documents: int) -> dict[Key, int]:
+        """The number of an item for each text that contains one, with frequencies counted over all of `hits`.
+
+        `hits` are (name of a text, what was found in it), read once; only texts
+        with an n-gram of an item are remembered.
+        """
+        item_numbers: dict[Key, int] = {}
         frequency = np.zeros(len(self._families), np.int64)
-        suspects = []
-        for number, hit in enumerate(hits):
-            if item_numbers[number] is None:
-                frequency[hit.families] += 1
-                if len(hit.ngrams):
-                    suspects.append(number)
+        suspects: dict[Key, Hits] = {}
+        for key, hit in hits:
+            if hit.full_match >= 0:
+                item_numbers[key] = hit.full_match
+                continue
+            frequency[hit.families] += 1
+            if len(hit.ngrams):
+                suspects[key] = hit
         while True:
-            newly_matched = []
-            for number in suspects:
-                own_ngrams = hits[number].ngrams
-                rare = own_ngrams[frequency[self._family_of[own_ngrams]] <= max_ngram_documents]
+            newly_matched = {}
+            for key, hit in suspects.items():
+                rare = hit.ngrams[frequency[self._family_of[hit.ngrams]] <= max_ngram_documents]
                 if len(rare):
-                    item_numbers[number] = int(self._owners[rare].min())
-                    newly_matched.append(number)
+                    newly_matched[key] = int(self._owners[rare].min())
             if not newly_matched:
                 return item_numbers
-            for number in newly_matched:
-                frequency[hits[number].families] -= 1
-            suspects = [number for number in suspects if item_numbers[number] is None]
+            item_numbers |= newly_matched
+            for key in newly_matched:
+                frequency[suspects.pop(key).families] -= 1
 
 
 def prompt_text(prompt: Sequence[Message]) -> str:

@@ -14,8 +14,8 @@ import pytest
 
 from athanor.base.errors import GateError, ParamsError
 from athanor.base.strict import build
-from athanor.cleaning import dedup, measuring, table, writing
-from athanor.cleaning.cleaning import IN, OUT, Funnel
+from athanor.cleaning import dedup, groups, measuring, near, repeats, writing
+from athanor.cleaning.funnel import IN, OUT, Funnel
 from athanor.cleaning.params import CleanParams
 from athanor.quality.model import Scorer
 from athanor.runtime import presets
@@ -104,6 +104,9 @@ def test_order_shards_workers_and_batches_do_not_matter(monkeypatch):
         for documents in raw.values():
             random.Random(seed).shuffle(documents)
         monkeypatch.setattr(measuring, "BATCH_BYTES", 10 ** (seed + 2))
+        monkeypatch.setattr(groups, "GROUP_ROWS", 1 + 7 * seed)
+        monkeypatch.setattr(repeats, "PART_IDS", 1 + 9 * seed)
+        monkeypatch.setattr(near, "PART_KEYS", 2 + 9 * seed)
         found = clean(dict(reversed(raw.items())), [ITEM], PARAMS, shard_bytes=3000 * seed + 1, workers=1 + seed % 2)
         assert outcome(found) == expected
 
@@ -172,10 +175,11 @@ def relaxed() -> CleanParams:
 def checked(documents: list[Document], params: CleanParams = PARAMS) -> dict:
     numbered = list(enumerate(documents))
     sets = [item for _, item in dedup.shingle_sets((number, d.text) for number, d in numbered)]
-    sample = dedup.Index(range(len(sets)), sets)
+    sample = [dedup.Index(range(len(sets)), sets)]
     half = len(numbered) // 2
     seen = [writing.check_documents(part, INDEX, sample, 0.8) for part in (numbered[:half], numbered[half:])]
-    return writing.run_gates(seen, range(len(sets)), params, INDEX)
+    duplicates = repeats.repeated(part.ids for part in seen)
+    return writing.run_gates(seen, duplicates, range(len(sets)), params, INDEX)
 
 
 @pytest.mark.parametrize("size", [1, 2, 13])
@@ -201,7 +205,7 @@ def measured(documents: list[Document], folder: Path) -> tuple[dict, dict]:
     """Facts and measures of some documents."""
     scorer = Scorer.load(write_scorer(folder / "classifiers"))
     facts = measuring.measure_documents(documents, PARAMS, INDEX, scorer, folder)
-    return facts, table.read_measures(folder)
+    return facts, groups.read_measures(folder)
 
 
 def test_a_document_of_50_mb_in_one_line_is_dropped_in_bounded_memory(tmp_path):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 
 import numpy as np
+import pytest
 
-from athanor.cleaning import dedup, minhash
+from athanor.cleaning import dedup, minhash, near
 from athanor.words.words import Words, shingles, splitmix64, tokenise
 
 
@@ -22,9 +23,25 @@ def edited(words: list[str], share: float, rng: random.Random) -> list[str]:
     return words
 
 
-def prepare(texts: list[str]):
+def set_of(text: str) -> np.ndarray:
+    return next(dedup.shingle_sets([(0, text)]))[1]
+
+
+def plainly(texts: list[str], threshold: float) -> dict[int, int]:
+    """In the order of rank each text that nearly repeats a kept one with which it shares a band, and the first such."""
     sketch = minhash.signatures(shingles(tokenise(texts).words, minhash.SHINGLE_WORDS))
-    return sketch, [chosen for _, chosen in dedup.shingle_sets(enumerate(texts))]
+    keys, sets = minhash.band_keys(sketch), list(map(set_of, texts))
+    kept, repeats = [], {}
+    for number in range(len(texts)):
+        if not len(sets[number]):
+            continue
+        rivals = [r for r in kept if (keys[r] == keys[number]).any()]
+        twin = next((r for r in rivals if minhash.jaccard(sets[r], sets[number]) >= threshold), None)
+        if twin is None:
+            kept.append(number)
+        else:
+            repeats[number] = twin
+    return repeats
 
 
 def test_no_chains():
@@ -33,32 +50,46 @@ def test_no_chains():
     a = words_at_random(rng, 300)
     b = a[:14] + words_at_random(rng, 14) + a[28:]
     c = b[:-20] + words_at_random(rng, 20)
-    sketch, sets = prepare([" ".join(words) for words in (a, b, c)])
-    assert minhash.jaccard(sets[0], sets[1]) > 0.8 < minhash.jaccard(sets[1], sets[2])
-    assert minhash.jaccard(sets[0], sets[2]) < 0.8
-    assert dedup.near_duplicates(sketch, [0, 1, 2], sets.__getitem__, 0.8) == {1: 0}
-    assert set(dedup.near_duplicates(sketch, [1, 0, 2], sets.__getitem__, 0.8)) == {0, 2}
+    first, second, third = (" ".join(words) for words in (a, b, c))
+    assert minhash.jaccard(set_of(first), set_of(second)) > 0.8 < minhash.jaccard(set_of(second), set_of(third))
+    assert minhash.jaccard(set_of(first), set_of(third)) < 0.8
+    assert near.repeating([first, second, third], 0.8) == {1: 0}
+    assert near.repeating([second, first, third], 0.8) == {1: 0, 2: 0}
 
 
 def test_short_and_empty_texts():
+    assert near.repeating([], 0.8) == {}
     texts = ["", "", "one two", "One, two.", "two one", "???", "!!!", "a b c d", "a b c e"]
-    sketch, sets = prepare(texts)
-    assert dedup.near_duplicates(sketch, range(len(texts)), sets.__getitem__, 0.8) == {3: 2}
+    assert near.repeating(texts, 0.8) == {3: 2}
 
 
-def test_exact_duplicates_keep_the_first_in_rank():
-    ids = np.array([(1, 7), (1, 8), (1, 7), (1, 7), (2, 7)], np.uint64)
-    repeats, kept = dedup.exact_duplicates(ids, np.array([2, 0, 1, 3, 4]))
-    assert dict(zip(repeats.tolist(), kept.tolist(), strict=True)) == {0: 2, 3: 2}
-    assert [len(part) for part in dedup.exact_duplicates(ids, np.zeros(0, np.int64))] == [0, 0]
+@pytest.mark.parametrize("block", [1, 2, near.BLOCK])
+@pytest.mark.parametrize("part", [10, near.PART_KEYS])
+def test_the_search_in_parts_decides_as_one_pass_in_order_of_rank(block, part, monkeypatch):
+    """Large clusters, and chains in which each text resembles the one before: some wait for others, in several rounds."""
+    rng = random.Random(block + part)
+    texts = [" ".join(words_at_random(rng, 60)) for _ in range(20)]
+    for _ in range(6):
+        words = words_at_random(rng, 80)
+        for _ in range(25):
+            words = edited(words, 0.02, rng)
+            texts.append(" ".join(words))
+    rng.shuffle(texts)
+    expected = plainly(texts, 0.8)
+    assert len(expected) > 60
+    monkeypatch.setattr(near, "BLOCK", block)
+    monkeypatch.setattr(near, "LATER_BLOCK", 3 * block)
+    monkeypatch.setattr(near, "PART_KEYS", part)
+    monkeypatch.setattr(near, "CHUNK_SHINGLES", 500)
+    assert near.repeating(texts, 0.8).keys() == expected.keys()
 
 
-def test_the_exhaustive_search_agrees_with_plain_comparison():
+def test_the_exhaustive_search_agrees_with_plain_comparison(tmp_path):
     rng = random.Random(6)
     base = [words_at_random(rng, 60) for _ in range(15)]
     texts = [" ".join(edited(rng.choice(base), rng.choice([0.0, 0.01, 0.03, 0.08]), rng)) for _ in range(80)]
     texts += ["", "a b"]
-    _, sets = prepare(texts)
+    sets = list(map(set_of, texts))
     queries, others = list(range(0, 40)), list(range(20, len(texts)))
     expected = {}
     for other in others:
@@ -66,22 +97,18 @@ def test_the_exhaustive_search_agrees_with_plain_comparison():
         if close:
             expected[other] = close[0]
     assert len(expected) > 10
-    assert dedup.Index(queries, [sets[q] for q in queries]).find(((o, sets[o]) for o in others), 0.8) == expected
+    dedup.Index(queries, [sets[q] for q in queries]).save(tmp_path)
+    assert dedup.Index.load(tmp_path).find(((o, sets[o]) for o in others), 0.8) == expected
 
 
-def test_many_documents_of_one_template_are_settled_quickly():
+def test_many_documents_of_one_template_are_settled_quickly(monkeypatch):
     """A bucket full of documents that are alike but below the threshold must not mean a comparison of all pairs."""
     rng = random.Random(7)
     frame = words_at_random(rng, 100)
     texts = [" ".join(frame + words_at_random(rng, 60)) for _ in range(400)]
-    sketch, sets = prepare(texts)
-    compared = []
-
-    def shingles_of(number: int) -> np.ndarray:
-        compared.append(number)
-        return sets[number]
-
-    assert dedup.near_duplicates(sketch, range(len(texts)), shingles_of, 0.8) == {}
+    compared, whole = [], minhash.jaccard
+    monkeypatch.setattr(minhash, "jaccard", lambda *sets: compared.append(1) or whole(*sets))
+    assert near.repeating(texts, 0.8) == {}
     assert len(compared) < 400 * 20
 
 

@@ -13,6 +13,7 @@ import pytest
 from athanor.base.artifacts import sha256_file
 from athanor.base.errors import InputError, Interrupted, ParamsError
 from athanor.base.strict import build
+from athanor.runtime.executor import Executor
 from athanor.runtime.slots import Slot
 from athanor.sources import huggingface
 from athanor.sources.fetch import Fetcher
@@ -156,7 +157,7 @@ def test_a_budget_is_drawn_from_all_over_the_set_whatever_interrupts(tmp_path, m
 def test_another_min_chars_is_fetched_anew_and_another_minimum_is_not(dataset, tmp_path):
     bar = contextlib.nullcontext(SimpleNamespace(update=lambda amount: None))
     place = lambda name, module, inputs: Slot(tmp_path / "slots", inputs)  # noqa: E731
-    fetcher = Fetcher(tmp_path / "raw", 0.1, lambda *_: bar, lambda: False, place, lambda **_: None)
+    fetcher = Fetcher(tmp_path / "raw", 0.1, lambda *_: bar, lambda: False, place, lambda **_: None, Executor())
 
     def fetched(**changes):
         tally, _ = fetcher.fetch(source(dataset, **changes), None)["hub"]

@@ -11,6 +11,7 @@ import pytest
 
 from athanor.base.errors import InputError, Interrupted
 from athanor.base.strict import build
+from athanor.runtime.executor import Executor
 from athanor.sources import huggingface
 from athanor.sources.fetch import Fetcher, check_sources
 from athanor.sources.instruct_params import InstructParams
@@ -27,7 +28,7 @@ def check(tmp_path, documents, chats=(), free=10**12, **options):
     identity = {"type": "identity", "name": "identity", "repeats": 1, "min_rows": 1}
     instruct = build(InstructParams, {"seed": 1, "val_fraction": 0.1, "sources": [identity, *chats]}, "instruct")
     place = lambda name, module, inputs: SimpleNamespace(path=tmp_path / "slots" / inputs.get("name", "web"))  # noqa: E731
-    fetcher = Fetcher(tmp_path, 0.1, None, lambda: False, place, lambda **_: None)
+    fetcher = Fetcher(tmp_path, 0.1, None, lambda: False, place, lambda **_: None, Executor())
     return check_sources(download, instruct, fetcher.probe, free, **options)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from athanor.cleaning import dedup, minhash
+from athanor.cleaning import minhash, near
 from athanor.words.words import shingles, tokenise, words_of
 
 TARGETS = (0.95, 0.9, 0.85, 0.8)
@@ -71,8 +71,7 @@ def plant(texts: Iterable[str], pairs_per_target: int, seed: int) -> tuple[list[
 def near_duplicates(texts: Sequence[str], threshold: float) -> tuple[np.ndarray, dict[int, int]]:
     """Signatures of texts, and which text repeats which."""
     sketch = minhash.signatures(shingles(tokenise(texts).words, minhash.SHINGLE_WORDS))
-    sets = [found for _, found in dedup.shingle_sets(enumerate(texts))]
-    return sketch, dedup.near_duplicates(sketch, range(len(texts)), sets.__getitem__, threshold)
+    return sketch, near.repeating(texts, threshold)
 
 
 def distinct(texts: list[str]) -> list[str]:

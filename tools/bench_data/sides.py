@@ -50,7 +50,8 @@ def ours(folder: Path, workers: int = 1, train: bool = True) -> dict[str, Any]:
     return {"training": training, "used": used, "documents": sum(pq.read_metadata(path).num_rows for path in files)}
 
 
-def stage(folder: Path, module: str, workers: int) -> dict[str, Any]:
+def stage(folder: Path, module: str, workers: int, max_files: int | None = None) -> dict[str, Any]:
+    """Run a stage with nothing to take up from before."""
     shutil.rmtree(folder / ".athanor", ignore_errors=True)  # slots, or the second run would find the work done
     environment = {
         **usage.ONE_THREAD,
@@ -60,7 +61,7 @@ def stage(folder: Path, module: str, workers: int) -> dict[str, Any]:
         "DVC_ROOT": str(folder),
         "PATH": os.environ.get("PATH", ""),
     }
-    return asdict(usage.run([sys.executable, "-m", module], folder, environment))
+    return asdict(usage.run([sys.executable, "-m", module], folder, environment, max_files))
 
 
 # -- datatrove, in an environment of its own ------------------------------------------------------------------------

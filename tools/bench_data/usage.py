@@ -26,20 +26,24 @@ class Usage:
     peak_bytes: int
     worker_peak_bytes: int  # 0 without other processes
     processes: int  # other processes seen
+    files: int  # open at once in one process, at most
+    mappings: int  # of one process, at most
 
 
 class CommandFailed(RuntimeError):
     """The command's last lines of output are the message."""
 
 
-def run(command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> Usage:
-    """Run a command to its end and measure it; CommandFailed when it fails."""
+def run(command: Sequence[str], cwd: Path, environment: Mapping[str, str], max_files: int | None = None) -> Usage:
+    """Run a command to its end, with at most `max_files` open files a process, and measure it; CommandFailed when it fails."""
     with tempfile.TemporaryFile() as output:
         started = time.monotonic()
+        limited = ["bash", "-c", 'ulimit -n "$0"; exec "$@"', str(max_files), *command] if max_files else command
         process = subprocess.Popen(
-            command, cwd=cwd, env={**os.environ, **environment}, stdout=output, stderr=subprocess.STDOUT
+            limited, cwd=cwd, env={**os.environ, **environment}, stdout=output, stderr=subprocess.STDOUT
         )
-        seen: dict[int, tuple[float, int]] = {}  # process -> its CPU seconds and peak memory so far
+        # process -> its CPU seconds so far, and the most bytes of memory, open files and mappings that it had
+        seen: dict[int, tuple[float, int, int, int]] = {}
         over = threading.Event()
         watcher = threading.Thread(target=_watch, args=(process.pid, seen, over))
         watcher.start()
@@ -56,17 +60,19 @@ def run(command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> Us
             raise CommandFailed(f"{' '.join(command)} ended with {process.returncode}:\n{tail}")
     others = {pid: facts for pid, facts in seen.items() if pid != process.pid}
     # The kernel counts descendants that were waited for; of others the last sample is what is known.
-    sampled = sum(cpu for cpu, _ in seen.values())
+    sampled = sum(cpu for cpu, *_ in seen.values())
     return Usage(
         cpu_seconds=max(used.ru_utime + used.ru_stime, sampled),
         wall_seconds=wall,
         peak_bytes=seen.get(process.pid, (0.0, 0))[1],
-        worker_peak_bytes=max((peak for _, peak in others.values()), default=0),
+        worker_peak_bytes=max((row[1] for row in others.values()), default=0),
         processes=len(others),
+        files=max((row[2] for row in seen.values()), default=0),
+        mappings=max((row[3] for row in seen.values()), default=0),
     )
 
 
-def _watch(pid: int, seen: dict[int, tuple[float, int]], over: threading.Event) -> None:
+def _watch(pid: int, seen: dict[int, tuple[float, int, int, int]], over: threading.Event) -> None:
     known: dict[int, psutil.Process] = {}
     while not over.wait(SAMPLE_SECONDS):
         try:
@@ -77,10 +83,16 @@ def _watch(pid: int, seen: dict[int, tuple[float, int]], over: threading.Event) 
             pass
         for number, process in known.items():
             try:
-                times, memory = process.cpu_times(), _peak(process)
+                times, now = process.cpu_times(), (_peak(process), process.num_fds(), _mappings(process))
             except (psutil.Error, OSError):
                 continue
-            seen[number] = (times.user + times.system, max(seen.get(number, (0.0, 0))[1], memory))
+            most = (max(pair) for pair in zip(seen.get(number, (0.0, 0, 0, 0))[1:], now, strict=True))
+            seen[number] = (times.user + times.system, *most)
+
+
+def _mappings(process: psutil.Process) -> int:
+    maps = Path(f"/proc/{process.pid}/maps")
+    return maps.read_bytes().count(b"\n") if maps.is_file() else 0
 
 
 def _peak(process: psutil.Process) -> int:

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from athanor.base.errors import InputError, suggest
 from athanor.cleaning.measuring import SCORES
-from athanor.cleaning.table import REASONS
+from athanor.cleaning.reasons import REASONS
 from athanor.cli import render
 from athanor.cli.data.read import CLEAN, DROPPED, KEPT, Corpus, Entry, RowRef, weak_labels
 

@@ -21,7 +21,7 @@ from athanor.cleaning import minhash, pii, rules
 from athanor.cleaning.dedup import shingle_sets
 from athanor.cleaning.normalise import normalise
 from athanor.cleaning.params import CleanParams
-from athanor.cleaning.table import EXACT, EXACT_VAL, ITEM, NEAR, NEAR_VAL
+from athanor.cleaning.reasons import EXACT, EXACT_VAL, ITEM, NEAR, NEAR_VAL
 from athanor.cli import render
 from athanor.cli.data.read import (
     CLEAN,
