@@ -22,6 +22,7 @@ from athanor.base.errors import GateError, InputError, Interrupted, ParamsError
 from athanor.base.work import Facts, MapShards, Tick, ignore, never
 from athanor.sources import docstrings, holdout, http, huggingface, messages, packages, python_documents, select, stdlib
 from athanor.sources.battery_params import BatteryParams
+from athanor.sources.datapath import PARQUET_RATIO
 from athanor.sources.huggingface import UNREACHABLE
 from athanor.sources.instruct_params import InstructParams, MessagesSource
 from athanor.sources.params import (
@@ -40,7 +41,6 @@ from athanor.text import rows
 from athanor.text.documents import Document, ShardWriter
 from athanor.text.rows import Files
 
-PARQUET_RATIO = 0.4  # bytes on the disk of a byte of text; English prose takes 0.36
 HTTP_SLOT = "web"  # not the module's name: a slot under another name would fetch everything again
 # What may change without what was fetched becoming another: gates, and how often progress is saved.
 GATES = frozenset(("min_documents", "min_bytes", "checkpoint_documents", "max_malformed_fraction"))
