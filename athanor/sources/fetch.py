@@ -36,6 +36,7 @@ from athanor.sources import (
     stdlib,
 )
 from athanor.sources.battery_params import BatteryParams
+from athanor.sources.datapath import PARQUET_RATIO
 from athanor.sources.huggingface import UNREACHABLE
 from athanor.sources.instruct_params import InstructParams, MessagesSource
 from athanor.sources.params import (
@@ -57,7 +58,6 @@ from athanor.text import rows
 from athanor.text.documents import Document
 from athanor.text.rows import Files
 
-PARQUET_RATIO = 0.4  # bytes on the disk of a byte of text; English prose takes 0.36
 HUB_SLOT = "hub"
 HTTP_SLOT = "web"  # not the module's name: a slot under another name would fetch everything again
 # What may change without what was fetched becoming another.

@@ -99,7 +99,7 @@ def read_rows(
     `columns` are read; one that is missing is an InputError. `moved` hears the
     first byte of the next line before a row of JSON lines is given.
     """
-    kind = _kind(path)
+    kind = file_kind(path)
     try:
         if kind == PARQUET:
             yield from parquet_rows(pq.ParquetFile(path), str(path), columns, max_document_bytes, start=start.row)
@@ -211,7 +211,7 @@ def _matches(folder: Path, patterns: Sequence[str], base: Path) -> Iterator[Path
                 )
 
 
-def _kind(path: Path) -> str:
+def file_kind(path: Path) -> str:
     if kind := kind_of_rows(path):
         return kind
     suffixes = [suffix.lower() for suffix in path.suffixes]
