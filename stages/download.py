@@ -57,7 +57,6 @@ def run(run: Run) -> None:
         counts = {name: asdict(tally) for name, tally in tallies.items()}
         check_validation(counts, download.val_fraction)
         write_manifest(raw, kind="raw", version=1, counts=counts, sources=provenance, labels=labels, **run.codes())
-
         started = time.monotonic()
         if needs_docstrings and not pairs:
             document_fetcher.python(None, pairs)
@@ -96,9 +95,8 @@ def open_sources(run: Run, download: DownloadParams, instruct: InstructParams) -
     here = datapath.Host.here(run.root, machine().workers, machine().executor)
     look = fetcher(run, Path(), download.val_fraction).probe
     with run.progress(None, "opening the sources", "sources") as bar:
-        needed = check_sources(
-            download, instruct, look, here.disk, note=run.note, tick=bar.update, stop=run.stop_requested
-        )
+        hear = {"note": run.note, "tick": bar.update, "stop": run.stop_requested}
+        needed = check_sources(download, instruct, look, here.disk, **hear)
     if text := datapath.check(download, needed, here):
         run.note(text)
 
