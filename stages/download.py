@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -12,10 +11,11 @@ from pathlib import Path
 from athanor.base.artifacts import new_dir, write_manifest
 from athanor.base.errors import GateError, Interrupted
 from athanor.base.work import Facts
+from athanor.runtime.machine import machine
 from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
 from athanor.runtime.slots import Slot
-from athanor.sources import benchmarks, docstrings, identity, messages
+from athanor.sources import benchmarks, datapath, docstrings, identity, messages
 from athanor.sources.battery_params import BatteryParams
 from athanor.sources.exercises.build import battery_items, check_held_out, training_conversations
 from athanor.sources.fetch import Fetcher, Tally, check_pinned, check_sources
@@ -57,7 +57,6 @@ def run(run: Run) -> None:
         counts = {name: asdict(tally) for name, tally in tallies.items()}
         check_validation(counts, download.val_fraction)
         write_manifest(raw, kind="raw", version=1, counts=counts, sources=provenance, labels=labels, **run.codes())
-
         started = time.monotonic()
         if needs_docstrings and not pairs:
             document_fetcher.python(None, pairs)
@@ -92,13 +91,14 @@ def run(run: Run) -> None:
 
 
 def open_sources(run: Run, download: DownloadParams, instruct: InstructParams) -> None:
-    """Nothing is fetched before every source has been opened."""
-    free = shutil.disk_usage(run.root).free
-    probe = fetcher(run, Path(), download.val_fraction).probe
+    """Nothing is fetched before every source has been opened, and all stages of the data path have room."""
+    here = datapath.Host.here(run.root, machine().workers, machine().executor)
+    look = fetcher(run, Path(), download.val_fraction).probe
     with run.progress(None, "opening the sources", "sources") as bar:
-        needed = check_sources(download, instruct, probe, free, tick=bar.update, stop=run.stop_requested)
-    if needed > 1e8:
-        run.note(f"all sources can be read; about {needed / 1e9:,.1f} GB are to come, {free / 1e9:,.1f} GB are free")
+        hear = {"note": run.note, "tick": bar.update, "stop": run.stop_requested}
+        needed = check_sources(download, instruct, look, here.disk, **hear)
+    if text := datapath.check(download, needed, here):
+        run.note(text)
 
 
 def fetcher(run: Run, raw: Path, val_fraction: float) -> Fetcher:
@@ -107,8 +107,7 @@ def fetcher(run: Run, raw: Path, val_fraction: float) -> Fetcher:
         run.fact(**{f"slot_{slot.fingerprint}": slot.fingerprint})  # each source of a type has its own slot
         return slot
 
-    functions = (run.progress, run.stop_requested, progress_folder, run.fact, run.map_shards)
-    return Fetcher(raw, val_fraction, *functions)
+    return Fetcher(raw, val_fraction, run.progress, run.stop_requested, progress_folder, run.fact, run.map_shards)
 
 
 def make_conversations(

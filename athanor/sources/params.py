@@ -8,49 +8,11 @@ from typing import Literal
 
 from athanor.base.errors import ParamsError
 from athanor.base.strict import check_file_names, param, share
+from athanor.sources.addresses import check_address
+from athanor.sources.selection import Selection, check_licenses
 
 MAX = 2**62
 KINDS = ("web", "prose", "code", "math", "qa", "dialogue")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Filter:
-    """A row is kept when the value of `column` is in a range, or one of the words of `one_of`.
-
-    A row without a value is left out. Words are compared with the value as
-    JSON writes it: `true`, `3`, but text without quotes.
-    """
-
-    column: str
-    min: float | None = None
-    max: float | None = None
-    one_of: tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        if (self.one_of is None) == (self.min is None and self.max is None):
-            raise ParamsError("set min, max or both, or one_of alone", where="column", fix="set the others to null")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Selection:
-    """Which rows of a data set become documents, and which columns besides the text are kept.
-
-    All `filters` must hold. `meta_columns` are stored in the document's meta
-    (labels and scores that classifiers learn from, addresses).
-    `license_column` holds the licence of each row, an SPDX expression or a
-    list of ids of which all apply; with `licenses`, a row under any other
-    licence, or none, is counted and left out; null takes all.
-    """
-
-    filters: tuple[Filter, ...] = ()
-    meta_columns: tuple[str, ...] = ()
-    license_column: str | None = None
-    licenses: tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        if self.licenses is not None and self.license_column is None:
-            raise ParamsError("needs a license_column", where="licenses", fix="name the column, or set it to null")
-        check_licenses(self.licenses)
 
 
 @dataclass(frozen=True)
@@ -101,8 +63,30 @@ class PackagesSource:
         check_licenses(self.licenses)
 
 
-@dataclass(frozen=True)
-class FilesSource:
+@dataclass(frozen=True, kw_only=True)
+class FileOptions:
+    """Keys of type files and of type remote."""
+
+    type: str
+    name: str
+    kind: str = param(choices=KINDS, default="prose")
+    license: str = "unknown"
+    text_column: str = "text"  # does not count beside a template
+    text_template: str | None = None
+    select: Selection | None = None
+    max_document_bytes: int = param(min=1, max=2**31 - 1, default=64_000_000)
+    max_chars: int | None = param(min=200, max=2**31 - 1, default=6_000)
+    min_chars: int = param(min=1, max=100_000, default=1)
+    min_documents: int = param(min=1, max=MAX, default=1)
+    min_bytes: int = param(min=1, max=MAX, default=1)
+    on_unreadable: str = param(choices=("refuse", "skip"), default="refuse")
+
+    def __post_init__(self) -> None:
+        check_template(self.text_template)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilesSource(FileOptions):
     """Local files found by `globs`: text, Markdown, source code, .html, .ipynb, .pdf, .jsonl (these also as .gz or .zst), .parquet.
 
     A file is one document; of JSONL and Parquet each row is one, in
@@ -118,24 +102,33 @@ class FilesSource:
     """
 
     type: Literal["files"]
-    name: str
     globs: tuple[str, ...]
-    kind: str = param(choices=KINDS, default="prose")
-    license: str = "unknown"
-    text_column: str = "text"  # does not count beside a template
-    text_template: str | None = None
-    select: Selection | None = None
-    max_document_bytes: int = param(min=1, max=2**31 - 1, default=64_000_000)
-    max_chars: int | None = param(min=200, max=2**31 - 1, default=6_000)
-    min_chars: int = param(min=1, max=100_000, default=1)
-    min_documents: int = param(min=1, max=MAX, default=1)
-    min_bytes: int = param(min=1, max=MAX, default=1)
-    on_unreadable: str = param(choices=("refuse", "skip"), default="refuse")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.globs:
             raise ParamsError("no glob is given", where="globs", fix="name the files, for example corpus/notes/**/*.md")
-        check_template(self.text_template)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteSource(FileOptions):
+    """Files of object stores and of hub data sets, fetched by the workers, then read as those of type files are.
+
+    `urls` begin with `s3://`, `gs://`, `az://` or `hf://` and may hold the
+    wildcards `*`, `**` and `[abc]`: `s3://BUCKET/FOLDER/**/*.parquet`. One of the
+    hub names a commit: `hf://datasets/OWNER/NAME@COMMIT/**/*.parquet`. Keys and
+    endpoints come from the environment only (docs/data.md).
+    """
+
+    type: Literal["remote"]
+    urls: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.urls:
+            raise ParamsError("no address is given", where="urls", fix="for example s3://BUCKET/FOLDER/**/*.parquet")
+        for url in self.urls:
+            check_address(url)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,8 +215,7 @@ class HuggingFaceSource:
     budget ends the source at the first document that reaches `max_documents`
     or `max_bytes` of text; null means all of it. With a budget, row groups and
     files are drawn from the whole data set (docs/data.md); without one, or
-    after `skip_documents` rows, they come in its own order. Progress is saved every
-    `checkpoint_documents`. Rows without readable text are counted; more than
+    after `skip_documents` rows, they come in its own order. Rows without readable text are counted; more than
     `max_malformed_fraction` of all rows is an error. `revision` null is filled
     in by `python -m athanor pin`.
     """
@@ -245,7 +237,6 @@ class HuggingFaceSource:
     skip_documents: int = param(min=0, max=MAX, default=0)
     max_documents: int | None = param(min=1, max=MAX, default=None)
     max_bytes: int | None = param(min=1, max=MAX, default=None)
-    checkpoint_documents: int = param(min=1, max=10_000_000, default=20_000)
     min_chars: int = param(min=1, max=100_000)
     min_documents: int = param(min=1, max=MAX)
     min_bytes: int = param(min=1, max=MAX)
@@ -259,8 +250,8 @@ class HuggingFaceSource:
         check_template(self.text_template)
 
 
-RowSource = FilesSource | CorpusSource | HttpSource | HuggingFaceSource
-DocumentSource = PythonSource | PackagesSource | FilesSource | CorpusSource | HttpSource | HuggingFaceSource
+RowSource = FilesSource | CorpusSource | RemoteSource | HttpSource | HuggingFaceSource
+DocumentSource = PythonSource | PackagesSource | RowSource
 
 
 @dataclass(frozen=True)
@@ -328,9 +319,3 @@ def check_revision(dataset: str, revision: str | None) -> None:
             where="revision",
             fix="use the 40 hex digits of a commit, or null and run `python -m athanor pin`",
         )
-
-
-def check_licenses(licenses: tuple[str, ...] | None) -> None:
-    for license_ in licenses or ():
-        if not re.fullmatch(r"[A-Za-z0-9.+-]+( WITH [A-Za-z0-9.+-]+)?", license_):
-            raise ParamsError(f"'{license_}' is no SPDX id", where="licenses", fix="for example MIT or Apache-2.0")

@@ -22,7 +22,7 @@ from athanor.base.errors import InputError
 from athanor.base.work import Facts, MapShards
 from athanor.sources import select
 from athanor.sources.params import CorpusSource
-from athanor.sources.tally import Tally
+from athanor.sources.raw_shards import Tally
 from athanor.text import rows
 from athanor.text.documents import INDEX, INDEX_SCHEMA, SHARD_BYTES, Document, ShardWriter, in_batches
 from athanor.text.rows import BEGIN, Files, Start
@@ -46,12 +46,12 @@ def find(source: CorpusSource) -> Files:
     return files
 
 
-def probe(source: CorpusSource) -> float:
-    """Read a row of the first and of the last file; returns the bytes that the index will take."""
+def probe(source: CorpusSource) -> tuple[int, int]:
+    """Read a row of the first and of the last file; returns how many files there are, and their bytes."""
     files = find(source)
     for file in (files[0], files[-1]):
         next(_outcomes(source, *file, 0.0, lambda position: None), None)
-    return INDEX_RATIO * sum(path.stat().st_size for _, path in files)
+    return len(files), sum(path.stat().st_size for _, path in files)
 
 
 def index(source: CorpusSource, raw: Path, slot: Path, val_fraction: float, map_shards: MapShards) -> tuple[Tally, int]:

@@ -11,7 +11,7 @@ import io
 import json
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from glob import has_magic
 from pathlib import Path
@@ -99,10 +99,10 @@ def read_rows(
     `columns` are read; one that is missing is an InputError. `moved` hears the
     first byte of the next line before a row of JSON lines is given.
     """
-    kind = _kind(path)
+    kind = file_kind(path)
     try:
         if kind == PARQUET:
-            yield from _parquet_rows(path, columns, max_document_bytes, start.row)
+            yield from parquet_rows(pq.ParquetFile(path), str(path), columns, max_document_bytes, start=start.row)
             return
         with _open(path) as file:
             if kind in JSON_LINES:
@@ -211,7 +211,7 @@ def _matches(folder: Path, patterns: Sequence[str], base: Path) -> Iterator[Path
                 )
 
 
-def _kind(path: Path) -> str:
+def file_kind(path: Path) -> str:
     if kind := kind_of_rows(path):
         return kind
     suffixes = [suffix.lower() for suffix in path.suffixes]
@@ -295,27 +295,35 @@ def _json_rows(
         yield where, {column: row[column] for column in columns}
 
 
-def _parquet_rows(
-    path: Path, columns: Sequence[str], max_document_bytes: int, start: int
+def parquet_rows(
+    file: pq.ParquetFile,
+    name: str,
+    columns: Sequence[str],
+    max_document_bytes: int,
+    groups: Iterable[int] | None = None,
+    number: int = 0,
+    start: int = 0,
 ) -> Iterator[tuple[str, Facts]]:
-    file = pq.ParquetFile(path)
+    """Rows of a Parquet file, or of some of its row groups, of which the first row has the number after `number`.
+
+    Those before row `start` (from 0) are not read.
+    """
     for column in columns:
         if column not in file.schema_arrow.names:
-            raise _no_column(column, file.schema_arrow.names, str(path))
-    number = 0
-    for group in range(file.num_row_groups):
+            raise _no_column(column, file.schema_arrow.names, name)
+    for group in range(file.num_row_groups) if groups is None else groups:
         header = file.metadata.row_group(group)
         if number + header.num_rows <= start:
             number += header.num_rows
             continue
-        size = _batch_rows(header, columns, f"{path} row group {group}", max_document_bytes)
+        size = _batch_rows(header, columns, f"{name} row group {group}", max_document_bytes)
         for batch in file.iter_batches(batch_size=size, row_groups=[group], columns=list(columns)):
             skipped = min(max(start - number, 0), batch.num_rows)
             number, batch = number + skipped, batch.slice(skipped)
             arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
             for index in range(batch.num_rows):
                 number += 1
-                where = f"{path} row {number}"
+                where = f"{name} row {number}"
                 try:
                     yield where, {column: arrays[column][index].as_py() for column in columns}
                 except UnicodeDecodeError as error:

@@ -8,15 +8,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from athanor.base.errors import AthanorError
+from athanor.cli.plan.data_path import DataPath
 from athanor.cli.plan.forecast import Forecast
 from athanor.cli.plan.main import Plan, as_json, as_text, make_plan
 from athanor.cli.plan.simulate import FOLLOWS, RUN, Step
 from athanor.runtime import presets
+from athanor.sources.datapath import Host, first_limit, needs
 from tests.cli import toy_pipeline as toy
 from tests.e2e.clone import environment
 
@@ -201,6 +204,24 @@ def test_the_total_is_a_range_when_stages_may_turn_out_to_be_kept():
     assert plan.total()["seconds_certain"] == 4.0 and plan.total()["seconds"] == 74.0
     sure = Plan(steps[:1], told, [], 1 << 40)
     assert " to " not in next(line for line in as_text(sure).splitlines() if line.startswith("total"))
+
+
+def test_the_data_path_is_a_table_with_its_first_limit():
+    step = Step("clean", RUN, False, (), (), {}, {}, "python x.py", None)
+    host = Host(2, "processes", 20e9, 1e12, 1e4, None, 1e12)
+    needed = needs({"web": 2e9})
+    path = DataPath(2e9, needed, first_limit(needed, host), 2)
+    text = as_text(Plan([step], {}, [], 1 << 40, path))
+    assert "data path: 2.0 GB of text, 2 workers" in text and "nothing is in the way; nearest: shard needs" in text
+    (row,) = (line for line in text.splitlines() if line.startswith("clean  ") and "GB" in line)
+    assert row.split()[1:4] == ["504", "0.3", "GB"] and "11 min 39 s  5 min 50 s" in row
+    tight = replace(path, limit=first_limit(needed, replace(host, disk=3e9)))
+    assert "the first limit: clean needs 4.1 GB (disk), 3.0 GB are free. Fix: free" in as_text(
+        Plan([step], {}, [], 1 << 40, tight)
+    )
+    whole = json.loads(as_json(Plan([step], {}, [], 1 << 40, tight)))["data_path"]
+    assert whole["limit"]["met"] and [row["stage"] for row in whole["stages"]][2] == "clean"
+    assert "data path" not in as_text(Plan([step], {}, [], 1 << 40, replace(path, text_bytes=1e6)))
 
 
 ONE = '''"""A stage."""

@@ -180,19 +180,23 @@ def backtest(past: Sequence[PastRun]) -> float | None:
     return statistics.median(errors) if errors else None
 
 
+def copies(repo: Any) -> int:
+    """How often an output is on the disk, DVC's cache included: links cost nothing."""
+    return 1 if set(repo.cache.local.cache_types) - {"copy"} else 2
+
+
 def forecast(step: Step, history: RunHistory, root: Path, training: Training | None) -> Forecast:
     """How long a stage will take and what it will use; `training` is None for a stage that does not train."""
     params = dict(flatten(step.params))
     past = history.runs_of(step.stage)
-    copies = 1 if set(history.repo.cache.local.cache_types) - {"copy"} else 2  # links cost nothing
-    outputs = step.outputs_bytes
+    times, outputs = copies(history.repo), step.outputs_bytes
     if training is None:
         paths = past[-1].inputs if past else {}
         inputs = {path: step.inputs.get(path) for path in paths}
         seconds = estimate(history.bytes(inputs, root) if inputs else None, params, past)
         input_known = None not in inputs.values()
-        return Forecast(seconds, backtest(past), len(past), None, outputs and outputs * copies, input_known=input_known)
-    disk = WEIGHT_BYTES * training.parameters * copies + CHECKPOINTS * CHECKPOINT_BYTES * training.parameters
+        return Forecast(seconds, backtest(past), len(past), None, outputs and outputs * times, input_known=input_known)
+    disk = WEIGHT_BYTES * training.parameters * times + CHECKPOINTS * CHECKPOINT_BYTES * training.parameters
     if training.tokens is None:  # its data is not there yet
         work = _work_as_before(step, past, training)
         return Forecast(estimate(work, params, past), backtest(past), len(past), None, disk, input_known=False)

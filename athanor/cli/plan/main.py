@@ -15,13 +15,15 @@ of the input is not known yet, "(not yet run)" that training steps were timed
 Exit status: 0 nothing to do, 10 something would run or be restored, 1 an error, 2 a mistake in params.yaml or
 in the arguments.
 
---json prints {"version": 1, "work": bool, "stages": [...], "total": {...}, "notes": [...]}. A stage is {"stage",
-"action", "first_run", "reasons": [text], "changes": [{"kind", "name", "what", "old", "new"}], "waits_for": [path],
-"note", "forecast": null or {"seconds", "error", "runs", "tokens", "disk_bytes", "from_step", "steps",
-"input_known"}}; null is not known, "input_known" false means that an input is made anew first and its size was taken
-to be what it was. total is {"keep", "restore", "run", "follows", "seconds", "seconds_certain", "seconds_known", "tokens",
-"disk_bytes", "free_bytes"}; "seconds_certain" is without the stages that may turn out to be kept, and where
-"seconds_known" is false, stages without a past run are left out of "seconds".
+--json prints {"version": 1, "work": bool, "stages": [...], "total": {...}, "notes": [...], "data_path": ...}. A stage
+is {"stage", "action", "first_run", "reasons": [text], "changes": [{"kind", "name", "what", "old", "new"}],
+"waits_for": [path], "note", "forecast": null or {"seconds", "error", "runs", "tokens", "disk_bytes", "from_step",
+"steps", "input_known"}}; null is not known, "input_known" false means that an input is made anew first and its size
+was taken to be what it was. total is {"keep", "restore", "run", "follows", "seconds", "seconds_certain",
+"seconds_known", "tokens", "disk_bytes", "free_bytes"}; "seconds_certain" is without the stages that may turn out to be
+kept, and where "seconds_known" is false, stages without a past run are left out of "seconds". data_path is null or
+{"text_bytes", "workers", "stages": [{"stage", "files", "disk", "memory", "seconds", ...}], "limit": {"name", "stage",
+"needed", "available", "unit", "fix", "met"}}.
 """
 
 from __future__ import annotations
@@ -40,12 +42,14 @@ from athanor.base.errors import AthanorError, GateError, ParamsError
 from athanor.cli import probe
 from athanor.cli.battery_gate import check_battery
 from athanor.cli.corpus_gate import check_corpus
+from athanor.cli.plan.data_path import DataPath, data_path
 from athanor.cli.plan.first_run import before_first_run
 from athanor.cli.plan.forecast import (
     STAGES,
     Forecast,
     RunHistory,
     code_questions,
+    copies,
     forecast,
     training_of,
 )
@@ -60,6 +64,7 @@ from athanor.runtime.machine import anchor, machine
 from athanor.runtime.progress import duration
 from athanor.runtime.schema import check_file, memory_notes
 from athanor.sizing import speeds
+from athanor.sources.datapath import Host
 from athanor.training.sft_params import SCRATCH
 
 WORK = 10
@@ -72,6 +77,7 @@ class Plan:
     forecasts: dict[str, Forecast]
     notes: list[str]
     free_bytes: int
+    data_path: DataPath | None = None
 
     @property
     def work(self) -> bool:
@@ -111,7 +117,12 @@ def make_plan(root: Path, targets: Sequence[str] = ()) -> Plan:
             training = training_of(step, root, built)
             found = forecast(step, history, root, training)
             forecasts[step.stage] = before_first_run(found, step, built, training, measured)
-    plan = Plan(steps, forecasts, [], shutil.disk_usage(root).free)
+    stages = {step.stage for step in runs}
+    needs = None
+    if built and built["sft"].base == SCRATCH:
+        local = machine()
+        needs = data_path(root, built, stages, copies(repo), Host.here(root, local.workers, local.executor))
+    plan = Plan(steps, forecasts, [], shutil.disk_usage(root).free, needs)
     note = plan.notes.append
     if at_work := dvc_view.busy(repo):
         note(f"{at_work} is at work here: this is the plan of this moment")
@@ -197,12 +208,17 @@ def as_json(plan: Plan) -> str:
         for step in plan.steps
     ]
     document = {"version": 1, "work": plan.work, "stages": rows, "total": plan.total(), "notes": plan.notes}
+    document["data_path"] = plan.data_path and plan.data_path.as_dict()
     return json.dumps(document, indent=2, default=str)
+
+
+def gb(size: float) -> str:
+    return f"{size / 1e9:,.1f} GB" if size else ""
 
 
 def as_text(plan: Plan) -> str:
     width = max(len(name) for name in ("total", *(step.stage for step in plan.steps)))
-    values = {"duration": duration, "size": size, "trainings": STAGES, "most": MAX_REASONS}
+    values = {"duration": duration, "size": size, "trainings": STAGES, "most": MAX_REASONS, "gb": gb}
     return fill_template("plan.txt.j2", plan=plan, wide=width, **values)
 
 
