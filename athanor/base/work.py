@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Protocol
+
+from athanor.base.errors import Interrupted
 
 Facts = dict[str, Any]  # plain JSON types by name
 Tick = Callable[[int], None]  # hears how much was done
@@ -20,6 +24,24 @@ def ignore(*_: object) -> None:
 def never() -> bool:
     """A stop condition that is never met."""
     return False
+
+
+_STOP: ContextVar[Callable[[], bool]] = ContextVar("stop", default=never)
+
+
+@contextmanager
+def stopping(stop: Callable[[], bool]) -> Iterator[None]:
+    """Let `check_stop` ask `stop`: work that takes long may run in the coordinator's own process, which none can end."""
+    token = _STOP.set(stop)
+    try:
+        yield
+    finally:
+        _STOP.reset(token)
+
+
+def check_stop() -> None:
+    if _STOP.get()():
+        raise Interrupted("stopped; what was downloaded is kept, run again to continue")
 
 
 class MapShards(Protocol):

@@ -204,15 +204,7 @@ def first_limit(path: Sequence[Need], host: Host) -> Limit:
     return next((limit for limit in found if limit.share > 1), max(found, key=lambda limit: limit.share))
 
 
-def check(download: DownloadParams, to_come: float, host: Host) -> str:
-    """InputError for the first limit that the data path will meet, with `to_come` bytes of raw data; else a note on them."""
+def after_download(download: DownloadParams, to_come: float) -> list[Need]:
+    """What the stages need when `to_come` bytes of data/raw are still to be written."""
     text = text_of(download)
-    unknown = max(to_come - sum(text.values()), 0.0)  # of sources without a budget
-    path = needs({**text, "": unknown}, download_disk=to_come)
-    limit = first_limit(path, host)
-    if to_come and limit.share > 1:
-        raise InputError(f"{limit}; nothing was fetched", where="data path", fix=limit.fix)
-    if to_come < 1e8:
-        return ""
-    sizes = (f"{size / GB:,.1f} GB" for size in (to_come, sum(need.disk for need in path), host.disk))
-    return "all sources can be read; about {} are to come, {} with what is made of them, {} are free".format(*sizes)
+    return needs({**text, "": max(to_come - sum(text.values()), 0.0)}, download_disk=to_come)  # "": without a budget

@@ -5,22 +5,36 @@ The stage passes in what it provides: progress bars and folders for saved progre
 Before the first source is fetched, `check_sources` opens all of them, so that
 a mistake in the ninth is reported now and not after hours: a data set is opened
 and its first rows are read as they will be, a server is asked for the size of
-its files, globs are matched, and the disk space that all of it will take is
-compared with what is free. All problems are one error.
+its files, globs are matched, and what the whole data path will take of disk,
+memory and open files is compared with what there is. All problems are one error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from athanor.base.artifacts import digest
-from athanor.base.errors import GateError, InputError, Interrupted, ParamsError
-from athanor.base.work import Facts, MapShards, Tick, ignore, never
-from athanor.sources import docstrings, holdout, http, huggingface, messages, packages, python_documents, select, stdlib
+from athanor.base.errors import InputError, Interrupted, ParamsError
+from athanor.base.work import Facts, MapShards, Tick, ignore, never, stopping
+from athanor.sources import (
+    datapath,
+    docstrings,
+    file_tasks,
+    holdout,
+    http,
+    hub_tasks,
+    huggingface,
+    messages,
+    packages,
+    python_documents,
+    remote,
+    select,
+    stdlib,
+)
 from athanor.sources.battery_params import BatteryParams
 from athanor.sources.datapath import PARQUET_RATIO
 from athanor.sources.huggingface import UNREACHABLE
@@ -33,17 +47,20 @@ from athanor.sources.params import (
     HuggingFaceSource,
     PackagesSource,
     PythonSource,
+    RemoteSource,
     is_local,
     names_of,
     without_query,
 )
+from athanor.sources.raw_shards import RawWriter, Tally, check_size
 from athanor.text import rows
-from athanor.text.documents import Document, ShardWriter
+from athanor.text.documents import Document
 from athanor.text.rows import Files
 
+HUB_SLOT = "hub"
 HTTP_SLOT = "web"  # not the module's name: a slot under another name would fetch everything again
-# What may change without what was fetched becoming another: gates, and how often progress is saved.
-GATES = frozenset(("min_documents", "min_bytes", "checkpoint_documents", "max_malformed_fraction"))
+# What may change without what was fetched becoming another.
+GATES = frozenset(("min_documents", "min_bytes", "max_malformed_fraction"))
 
 
 class ProgressFolder(Protocol):
@@ -62,6 +79,15 @@ class Bar(Protocol):
     def update(self, amount: float) -> None: ...
 
     def expect(self, amount: float) -> None: ...
+
+
+class Expected(NamedTuple):
+    """Bytes that a source will take on the disk from now on; its files, their bytes, and where they lie."""
+
+    disk: float
+    files: int = 0
+    bytes: int = 0
+    place: str = ""
 
 
 @dataclass(frozen=True)
@@ -95,20 +121,32 @@ class Fetcher:
             return {source.name: self._files(source)}
         if isinstance(source, HttpSource):
             return {source.name: self._http(source)}
+        if isinstance(source, RemoteSource):
+            return {source.name: self._remote(source)}
         return {source.name: self._hub(source)}
 
-    def probe(self, source: DocumentSource) -> float:
-        """Open a source without fetching it; returns the bytes that it will take on the disk from now on."""
+    def probe(self, source: DocumentSource) -> Expected:
+        """Open a source without fetching it."""
         if isinstance(source, HuggingFaceSource):
-            folder = self.progress_folder("huggingface", huggingface.__name__, self._hub_inputs(source))
-            text, on_disk = huggingface.probe(source, folder.path)
-            return PARQUET_RATIO * (2 * text - on_disk)  # the parts it comes in, and the shards made of them
+            folder = self.progress_folder(HUB_SLOT, hub_tasks.__name__, self._hub_inputs(source))
+            here, is_all = hub_tasks.fetched(folder.path)
+            if is_all:
+                return Expected(0.0)
+            found = huggingface.probe(source)
+            place = source.dataset if is_local(source.dataset) else f"{source.dataset} at {source.revision}"
+            return Expected(PARQUET_RATIO * max(found.text - here, 0), found.files, found.bytes, place)
         if isinstance(source, HttpSource):
             folder = self.progress_folder(HTTP_SLOT, http.__name__, _http_inputs(source))
-            return (1 + PARQUET_RATIO) * http.probe(source, folder.path)
+            size = http.probe(source, folder.path)
+            return Expected((1 + PARQUET_RATIO) * size, len(source.urls), size, "the web")
+        if isinstance(source, RemoteSource):
+            size = remote.probe(source, self.progress_folder(*remote.slot(source)).path)
+            return Expected((1 + PARQUET_RATIO) * size, 0, size, "a store of objects")
         if isinstance(source, FilesSource):
-            return PARQUET_RATIO * sum(path.stat().st_size for _, path in rows.find(source.globs))
-        return 0.0
+            files = rows.find(source.globs)
+            size = sum(path.stat().st_size for _, path in files)
+            return Expected(PARQUET_RATIO * size, len(files), size, "this machine")
+        return Expected(0.0)
 
     def python(
         self, source: PythonSource | None, pairs: list[docstrings.Pair] | None
@@ -137,44 +175,50 @@ class Fetcher:
     ) -> dict[str, Tally]:
         """Write the documents of several names, each to the folder of its name."""
         with ExitStack() as stack:
-            writers = {name: stack.enter_context(SourceWriter(self.raw, name, source)) for name in names}
+            writers = {name: stack.enter_context(RawWriter(self.raw / name, source.min_chars)) for name in names}
             for document in documents:
-                self._check_stop()
+                if self.stop():
+                    raise Interrupted("stopped while the documents were read; run again")
                 writers[document.source].add(document)
+        for name, writer in writers.items():
+            check_size(source, name, writer.tally)
         return {name: writer.tally for name, writer in writers.items()}
 
     def _files(self, source: FilesSource) -> tuple[Tally, Facts]:
         files = rows.find(source.globs)
-        facts = {"files": len(files), "files_sha256": rows.digest_of(files), "license": source.license}
-        unreadable = select.Unreadable()
-        with self.progress(sum(path.stat().st_size for _, path in files), source.name, "B") as bar:
-            tally = self._write_files(source, files, bar, unreadable)
-        facts |= {"unreadable": unreadable.counts} if unreadable.errors else {}
+        tally, facts = self._read(source, files)
+        return tally, {"files": len(files), "files_sha256": rows.digest_of(files)} | facts
+
+    def _remote(self, source: RemoteSource) -> tuple[Tally, Facts]:
+        with self._locked_folder(*remote.slot(source)) as folder:
+            files, objects = remote.fetch(source, folder, self._map_shards)
+            tally, facts = self._read(source, files)
+        return tally, {"urls": objects} | facts
+
+    def _read(self, source: FilesSource | RemoteSource, files: Files) -> tuple[Tally, Facts]:
+        tally, unreadable = self._read_files(source, files)
+        facts = {"license": source.license} | ({"unreadable": unreadable.counts} if unreadable.errors else {})
         return tally, facts | self._hold_out(source.name, tally)
 
     def _http(self, source: HttpSource) -> tuple[Tally, Facts]:
         with self._locked_folder(HTTP_SLOT, http.__name__, _http_inputs(source)) as folder:
-            with self.progress(None, source.name, "B") as bar:
-                files = http.fetch(source, folder, tick=bar.update, expect=bar.expect, stop=self.stop)
-            with self.progress(sum(path.stat().st_size for _, path in files), f"{source.name}, reading", "B") as bar:
-                tally = self._write_files(source, files, bar)
+            files = http.fetch(source, folder, self._map_shards)
+            tally, _ = self._read_files(source, files)
             if redirects := http.final_addresses(files):  # mirrors come and go: no part of the result
                 self.fact(**{f"{source.name}_redirected_to": redirects})
             return tally, http.facts(source, files) | self._hold_out(source.name, tally)
 
-    def _write_files(
-        self,
-        source: FilesSource | HttpSource,
-        files: Files,
-        bar: Bar,
-        unreadable: select.Unreadable | None = None,
-    ) -> Tally:
-        with SourceWriter(self.raw, source.name, source) as writer:
-            callbacks = (bar.update, writer.tally.leave_out, unreadable)
-            for document in select.documents(source, files, self.val_fraction, *callbacks):
-                self._check_stop()
-                writer.add(document)
-        return writer.tally
+    def _read_files(
+        self, source: FilesSource | RemoteSource | HttpSource, files: Files
+    ) -> tuple[Tally, select.Unreadable]:
+        place = (self.val_fraction, self.raw / source.name, self._map_shards)
+        tally, unreadable = file_tasks.write(source, files, *place)
+        check_size(source, source.name, tally)
+        return tally, unreadable
+
+    def _map_shards(self, *arguments: Any, **options: Any) -> Mapping[str, Facts]:
+        with stopping(self.stop):
+            return self.map_shards(*arguments, **options)
 
     def _hold_out(self, name: str, tally: Tally) -> Facts:
         """Where chance held nothing out, hold out what is nearest; returns how many documents that are."""
@@ -188,31 +232,23 @@ class Fetcher:
 
     def _hub_inputs(self, source: HuggingFaceSource) -> Facts:
         inputs = {key: value for key, value in asdict(source).items() if key not in GATES}
-        drawn = {"in_pieces": True} if huggingface.in_pieces(source) else {}
-        return inputs | drawn | {"val_fraction": self.val_fraction, "local": huggingface.local_digest(source.dataset)}
+        return inputs | {"val_fraction": self.val_fraction, "local": huggingface.local_digest(source.dataset)}
 
     def _hub(self, source: HuggingFaceSource) -> tuple[Tally, Facts]:
         inputs = self._hub_inputs(source)
         local = inputs["local"]
-        with self._locked_folder("huggingface", huggingface.__name__, inputs) as folder:
-            with self.progress(source.max_bytes, source.name, "B") as bar:
-                counts = huggingface.fetch(source, folder, self.val_fraction, tick=bar.update, stop=self.stop)
-            with SourceWriter(self.raw, source.name, source) as writer:
-                writer.tally.left_out.update(counts["left_out"])
-                for document in huggingface.documents(folder):
-                    writer.add(document)
+        with self._locked_folder(HUB_SLOT, hub_tasks.__name__, inputs) as folder:
+            place = (folder, self.val_fraction, self.raw / source.name, self._map_shards)
+            tally, row_count = hub_tasks.fetch(source, *place)
+            check_size(source, source.name, tally)
         origin = {"local_sha256": local} if local else {"dataset": source.dataset, "revision": source.revision}
-        return writer.tally, {**origin, "license": source.license, "rows_read": counts["rows"]}
+        return tally, {**origin, "license": source.license, "rows_read": row_count}
 
     @contextmanager
     def _locked_folder(self, name: str, module: str, inputs: Facts) -> Iterator[Path]:
         with self.progress_folder(name, module, inputs) as locked_folder:
             yield locked_folder.path
             locked_folder.mark_done()
-
-    def _check_stop(self) -> None:
-        if self.stop():
-            raise Interrupted("stopped; what was downloaded is kept, run again to continue")
 
 
 def _http_inputs(source: HttpSource) -> Facts:
@@ -243,86 +279,27 @@ def hub_revisions(
         yield f"battery.benchmarks[{number}]", benchmark.hub_id, benchmark.revision
 
 
-@dataclass
-class Tally:
-    """Counts of one source. `left_out` counts rows and documents that were read and not taken, by reason."""
-
-    documents: int = 0
-    bytes: int = 0
-    left_out: dict[str, int] = field(default_factory=dict)
-    train: dict[str, int] = field(default_factory=lambda: {"documents": 0, "bytes": 0})
-    val: dict[str, int] = field(default_factory=lambda: {"documents": 0, "bytes": 0})
-
-    def add(self, document: Document) -> None:
-        self.documents += 1
-        self.bytes += len(document.text.encode())
-        self.count(document, self.val if document.split == "val" else self.train, 1)
-
-    @staticmethod
-    def count(document: Document, side: dict[str, int], sign: int) -> None:
-        side["documents"] += sign
-        side["bytes"] += sign * len(document.text.encode())
-
-    def leave_out(self, reason: str) -> None:
-        self.left_out[reason] = self.left_out.get(reason, 0) + 1
-
-
-class SourceWriter:
-    """Writes the shards of one name below `raw`; leaving the block without an error checks its source's minimum."""
-
-    def __init__(self, raw: Path, name: str, source: DocumentSource) -> None:
-        self.name, self.min_chars = name, source.min_chars
-        self.minimum = {"documents": source.min_documents, "bytes": source.min_bytes}
-        self.tally = Tally()
-        self._shards = ShardWriter(raw / name)
-
-    def add(self, document: Document) -> None:
-        if len(document.text) < self.min_chars or not document.text.strip():
-            self.tally.leave_out("short")
-        else:
-            self.tally.add(document)
-            self._shards.add(document)
-
-    def __enter__(self) -> SourceWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._shards.close()
-        if kind is None:
-            self._check()
-
-    def _check(self) -> None:
-        for unit, minimum in self.minimum.items():
-            if (actual := getattr(self.tally, unit)) < minimum:
-                reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(self.tally.left_out.items()))
-                raise GateError(
-                    "source size",
-                    f"source '{self.name}' gave {actual:,} {unit}, its minimum is {minimum:,}"
-                    + (f" (left out: {reasons})" if reasons else ""),
-                    where=f"download.sources ({self.name})",
-                    fix=f"find out why the source shrank, or lower its min_{unit} in params.yaml",
-                )
-
-
 def check_sources(
     download: DownloadParams,
     instruct: InstructParams,
-    probe: Callable[[DocumentSource], float],
-    free_bytes: int,
+    probe: Callable[[DocumentSource], Expected],
+    host: datapath.Host,
     *,
+    note: Callable[[str], None] = ignore,
     tick: Tick = ignore,
     stop: Callable[[], bool] = never,
 ) -> float:
     """Open every source; returns the bytes that they will take on the disk. InputError with all that is wrong.
 
-    `probe` opens a source of documents and returns its bytes.
+    `probe` opens a source of documents; `note` hears its files, their bytes and where they lie. Limits of the `host`
+    are those of the whole data path.
     """
-    checks: list[tuple[str, Callable[[Any], float], Any]] = [
+    checks: list[tuple[str, Callable[[Any], Expected], Any]] = [
         (f"download.{key}[{number}] ({names_of(source)[0]})", probe, source)
         for key in ("sources", "labels")
         for number, source in enumerate(getattr(download, key))
     ] + [
-        (f"instruct.sources[{number}] ({chats.name})", messages.probe, chats)
+        (f"instruct.sources[{number}] ({chats.name})", lambda chats: Expected(messages.probe(chats)), chats)
         for number, chats in enumerate(instruct.sources)
         if isinstance(chats, MessagesSource)
     ]
@@ -331,21 +308,27 @@ def check_sources(
         if stop():
             raise Interrupted("stopped while the sources were being opened; nothing was fetched")
         try:
-            needed += probe_source(source)
+            expected = probe_source(source)
+            needed += expected.disk
+            if expected.files:
+                size = f"{expected.files:,} file{'s' * (expected.files > 1)} of {expected.bytes / 1e6:,.1f} MB"
+                note(f"{names_of(source)[0]}: {size}, {expected.place}")
         except InputError as error:
             if error.what.startswith(UNREACHABLE):
                 raise  # of the others too
             problems.append((where, error))
         tick(1)
-    if needed > free_bytes:
-        what = f"the sources will take about {needed / 1e9:,.1f} GB on the disk, which has room for {free_bytes / 1e9:,.1f} GB"
-        problems.append(
-            ("", InputError(what, where="download.sources", fix="free some space, or lower their max_bytes"))
-        )
+    path = datapath.after_download(download, needed)
+    limit = datapath.first_limit(path, host)
+    if needed and limit.share > 1:
+        problems.append(("", InputError(str(limit), where="data path", fix=limit.fix)))
     if len(problems) == 1:
         where, error = problems[0]
         raise InputError(error.what, where=": ".join(piece for piece in (where, error.where) if piece), fix=error.fix)
     if problems:
         details = "; ".join(f"{where}: {error}" if where else str(error) for where, error in problems)
         raise InputError(f"{len(problems)} things are wrong with the sources; nothing was fetched: {details}")
+    if needed > 1e8:
+        sizes = (f"{size / 1e9:,.1f} GB" for size in (needed, sum(need.disk for need in path), host.disk))
+        note("all sources can be read; {} are to come, {} with what is made of them, {} are free".format(*sizes))
     return needed

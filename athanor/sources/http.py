@@ -10,24 +10,25 @@ A query may hold a signature that opens the file to everyone, so addresses are n
 from __future__ import annotations
 
 import contextlib
-import email.utils
+import fcntl
 import functools
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
 
 from athanor.base.artifacts import naming, read_json, sha256_bytes, sha256_file, write_json
-from athanor.base.errors import InputError, Interrupted
-from athanor.base.work import Facts, Tick, ignore, never
+from athanor.base.errors import InputError
+from athanor.base.work import Facts, MapShards, check_stop
 from athanor.sources.params import HttpSource, RemoteFile, without_query
 from athanor.text.rows import Files
 
+DONE = "fetched"  # the folder of what the executor knows of finished files
 TRIES = 6  # in a row without one new byte
 PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 300.0
 TIMEOUT_SECONDS = (30, 120)  # to connect; between two pieces
@@ -54,29 +55,25 @@ class RetryableError(Exception):
         self.why, self.after, self.charged = why, after, charged
 
 
-def fetch(
-    source: HttpSource,
-    folder: Path,
-    *,
-    tick: Tick = ignore,
-    expect: Tick = ignore,
-    stop: Callable[[], bool] = never,
-    wait: Callable[[float], None] = time.sleep,
-) -> Files:
-    """Bring every file of the source into `folder`; returns (name for provenance, path) in the source's order.
+def fetch(source: HttpSource, folder: Path, map_shards: MapShards) -> Files:
+    """Bring every file of the source into `folder`, each by a task; returns (name for provenance, path) in order."""
+    found = _paths(source, folder)
+    for file, path in found:
+        if not _is_complete(path, file):  # whatever an earlier task says
+            shutil.rmtree(folder / DONE / path.name, ignore_errors=True)
+    tasks = {path.name: {"file": file, "path": path} for file, path in found}
+    map_shards(fetch_file, tasks, folder / DONE, desc=source.name)
+    return [(without_query(file.url), path) for file, path in found]
 
-    `tick` gets the bytes as they come, those of earlier calls in one sum;
-    `expect` the sizes that servers announce, file by file. Raises
-    Interrupted, with everything so far kept, once `stop()` is true.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    for file, path in _paths(source, folder):
-        if not _is_complete(path, file):
-            _File(file, path, tick, expect, stop, wait).fetch()
-        else:
-            expect(path.stat().st_size)
-            tick(path.stat().st_size)
-    return [(without_query(file.url), path) for file, path in _paths(source, folder)]
+
+def fetch_file(task: Mapping[str, Any], out: Path) -> Facts:
+    """Work: a file, at its own place: what came of it outlives the task's folder, which ends with a killed worker."""
+    path: Path = task["path"]
+    if not _is_complete(path, task["file"]):
+        with open(path.with_name(f"{path.name}.lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the worker of a run that was killed may live for some moments
+            _File(task["file"], path).fetch()
+    return {}
 
 
 def probe(source: HttpSource, folder: Path) -> int:
@@ -105,7 +102,11 @@ def final_addresses(files: Files) -> dict[str, str]:
 
 def facts(source: HttpSource, files: Files) -> Facts:
     """Provenance: address, size and hash of every file."""
-    sizes = [{"url": url, "bytes": path.stat().st_size, "sha256": sha256_file(path)} for url, path in files]
+    hashes = [read_json(_notes(path))["sha256"] for _, path in files]
+    sizes = [
+        {"url": url, "bytes": path.stat().st_size, "sha256": sha256}
+        for (url, path), sha256 in zip(files, hashes, strict=True)
+    ]
     return {"urls": sizes, "license": source.license}
 
 
@@ -127,12 +128,6 @@ class _File:
 
     file: RemoteFile
     path: Path
-    tick: Tick = ignore
-    expect: Tick = ignore
-    stop: Callable[[], bool] = never
-    wait: Callable[[float], None] = time.sleep
-    reported: int = 0  # bytes that `tick` knows of
-    total: int | None = None
     continued: bool = False
 
     def __post_init__(self) -> None:
@@ -179,19 +174,7 @@ class _File:
                     fix = "check the network and the server; what was received is kept, run dvc repro again"
                     raise InputError(what, where=self.name, fix=fix) from None
                 pause = error.after if error.after is not None else PAUSE_SECONDS * 2 ** max(tries - 1, 0)
-                self._pause(min(pause, MAX_PAUSE_SECONDS))
-
-    def _pause(self, seconds: float) -> None:
-        """Wait in steps of a second, so that a request to stop takes effect at once."""
-        while seconds > 0:
-            self._check_stop()
-            self.wait(min(seconds, 1.0))
-            seconds -= 1.0
-        self._check_stop()
-
-    def _check_stop(self) -> None:
-        if self.stop():
-            raise Interrupted(f"stopped at {self.reported:,} bytes of {self.name}; run again to continue")
+                _wait(min(pause, MAX_PAUSE_SECONDS))
 
     def _size(self) -> int:
         return self.part_path.stat().st_size if self.part_path.is_file() else 0
@@ -255,17 +238,17 @@ class _File:
             # Written before the bytes: a part without notes is never continued, one with another part's notes would be.
             self.part_path.unlink(missing_ok=True)
             write_json(_notes(self.path), {"url": self.name, "validator": validator(reply.headers)})
-        self._announce(total, start)
-        self._report(start)
+        self._check_room(total, start)
+        size = start
         with naming(self.part_path), open(self.part_path, "ab") as out:
             while piece := self._piece(reply):
                 out.write(piece)
-                self._report(self.reported + len(piece))
-                if total is None and self.reported // LOOK_BYTES > (self.reported - len(piece)) // LOOK_BYTES:
-                    self._check_reserve()
-                elif total is not None and self.reported > total:
+                size += len(piece)
+                if total is None and size // LOOK_BYTES > (size - len(piece)) // LOOK_BYTES:
+                    self._check_reserve(size)
+                elif total is not None and size > total:
                     break  # for ever, perhaps
-                self._check_stop()
+                check_stop()
         if total is not None and (size := self._size()) != total:
             if size > total:
                 self._restart()
@@ -280,31 +263,21 @@ class _File:
         except HTTPError as error:
             raise _retry(error) from None
 
-    def _check_reserve(self) -> None:
-        disk, received = shutil.disk_usage(self.part_path.parent), self.reported
+    def _check_reserve(self, received: int) -> None:
+        disk = shutil.disk_usage(self.part_path.parent)
         if disk.free < min(RESERVE_BYTES, disk.total // 20):
             self._restart()  # its length is not known, so it would not be complete next time either
             what = f"{received:,} bytes came, their number was not announced, and {disk.free:,} are free on the disk"
             raise InputError(what, where=self.name, fix="see what the server sends, and free some space")
 
-    def _announce(self, total: int | None, start: int) -> None:
-        if total is None:
-            return
-        if self.total is None:
-            self.expect(total)
-        self.total, free = total, shutil.disk_usage(self.part_path.parent).free
-        if total - start > free:
+    def _check_room(self, total: int | None, start: int) -> None:
+        free = shutil.disk_usage(self.part_path.parent).free
+        if total is not None and total - start > free:
             what = f"{total - start:,} bytes are to come, the disk has room for {free:,}"
             raise InputError(what, where=self.name, fix="free some space, then run dvc repro again")
 
     def _restart(self) -> None:
         self.part_path.unlink(missing_ok=True)
-        self._report(0)
-
-    def _report(self, size: int) -> None:
-        if size != self.reported:
-            self.tick(size - self.reported)
-        self.reported = size
 
     def _publish(self) -> bool:
         """Check the part and move it to its final name; False for a wrong checksum that a restart may correct."""
@@ -325,6 +298,15 @@ class _File:
         return True
 
 
+def _wait(seconds: float) -> None:
+    """Wait in steps of a second, so that a request to stop takes effect at once."""
+    while seconds > 0:
+        check_stop()
+        time.sleep(min(seconds, 1.0))
+        seconds -= 1.0
+    check_stop()
+
+
 def _retry(error: Exception) -> RetryableError:
     text = re.sub(r"\?[^\s'\")]+", "?...", " ".join(str(error).split()))  # the client library's words hold the query
     return RetryableError(f"{type(error).__name__}: {text[:200]}")
@@ -343,8 +325,9 @@ def count(value: str | None) -> int | None:
 
 def retry_after(value: str | None) -> float | None:
     """Seconds that a server asks to wait: a number or a date."""
-    if (seconds := count(value)) is not None:
-        return float(seconds)
-    with contextlib.suppress(TypeError, ValueError):
-        return max(0.0, email.utils.parsedate_to_datetime(value or "").timestamp() - time.time())
+    from urllib3 import Retry
+    from urllib3.exceptions import InvalidHeader
+
+    with contextlib.suppress(InvalidHeader, ValueError):
+        return Retry().parse_retry_after(value or "")
     return None

@@ -8,6 +8,7 @@ from typing import Literal
 
 from athanor.base.errors import ParamsError
 from athanor.base.strict import check_file_names, param, share
+from athanor.sources.addresses import check_address
 
 MAX = 2**62
 KINDS = ("web", "prose", "code", "math", "qa", "dialogue")
@@ -101,8 +102,30 @@ class PackagesSource:
         check_licenses(self.licenses)
 
 
-@dataclass(frozen=True)
-class FilesSource:
+@dataclass(frozen=True, kw_only=True)
+class FileOptions:
+    """Keys of type files and of type remote."""
+
+    type: str
+    name: str
+    kind: str = param(choices=KINDS, default="prose")
+    license: str = "unknown"
+    text_column: str = "text"  # does not count beside a template
+    text_template: str | None = None
+    select: Selection | None = None
+    max_document_bytes: int = param(min=1, max=2**31 - 1, default=64_000_000)
+    max_chars: int | None = param(min=200, max=2**31 - 1, default=6_000)
+    min_chars: int = param(min=1, max=100_000, default=1)
+    min_documents: int = param(min=1, max=MAX, default=1)
+    min_bytes: int = param(min=1, max=MAX, default=1)
+    on_unreadable: str = param(choices=("refuse", "skip"), default="refuse")
+
+    def __post_init__(self) -> None:
+        check_template(self.text_template)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilesSource(FileOptions):
     """Local files found by `globs`: text, Markdown, source code, .html, .ipynb, .pdf, .jsonl (these also as .gz or .zst), .parquet.
 
     A file is one document; of JSONL and Parquet each row is one, in
@@ -118,24 +141,33 @@ class FilesSource:
     """
 
     type: Literal["files"]
-    name: str
     globs: tuple[str, ...]
-    kind: str = param(choices=KINDS, default="prose")
-    license: str = "unknown"
-    text_column: str = "text"  # does not count beside a template
-    text_template: str | None = None
-    select: Selection | None = None
-    max_document_bytes: int = param(min=1, max=2**31 - 1, default=64_000_000)
-    max_chars: int | None = param(min=200, max=2**31 - 1, default=6_000)
-    min_chars: int = param(min=1, max=100_000, default=1)
-    min_documents: int = param(min=1, max=MAX, default=1)
-    min_bytes: int = param(min=1, max=MAX, default=1)
-    on_unreadable: str = param(choices=("refuse", "skip"), default="refuse")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.globs:
             raise ParamsError("no glob is given", where="globs", fix="name the files, for example corpus/notes/**/*.md")
-        check_template(self.text_template)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteSource(FileOptions):
+    """Files of object stores and of hub data sets, fetched by the workers, then read as those of type files are.
+
+    `urls` begin with `s3://`, `gs://`, `az://` or `hf://` and may hold the
+    wildcards `*`, `**` and `[abc]`: `s3://BUCKET/FOLDER/**/*.parquet`. One of the
+    hub names a commit: `hf://datasets/OWNER/NAME@COMMIT/**/*.parquet`. Keys and
+    endpoints come from the environment only (docs/data.md).
+    """
+
+    type: Literal["remote"]
+    urls: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.urls:
+            raise ParamsError("no address is given", where="urls", fix="for example s3://BUCKET/FOLDER/**/*.parquet")
+        for url in self.urls:
+            check_address(url)
 
 
 @dataclass(frozen=True)
@@ -198,8 +230,7 @@ class HuggingFaceSource:
     budget ends the source at the first document that reaches `max_documents`
     or `max_bytes` of text; null means all of it. With a budget, row groups and
     files are drawn from the whole data set (docs/data.md); without one, or
-    after `skip_documents` rows, they come in its own order. Progress is saved every
-    `checkpoint_documents`. Rows without readable text are counted; more than
+    after `skip_documents` rows, they come in its own order. Rows without readable text are counted; more than
     `max_malformed_fraction` of all rows is an error. `revision` null is filled
     in by `python -m athanor pin`.
     """
@@ -221,7 +252,6 @@ class HuggingFaceSource:
     skip_documents: int = param(min=0, max=MAX, default=0)
     max_documents: int | None = param(min=1, max=MAX, default=None)
     max_bytes: int | None = param(min=1, max=MAX, default=None)
-    checkpoint_documents: int = param(min=1, max=10_000_000, default=20_000)
     min_chars: int = param(min=1, max=100_000)
     min_documents: int = param(min=1, max=MAX)
     min_bytes: int = param(min=1, max=MAX)
@@ -235,8 +265,8 @@ class HuggingFaceSource:
         check_template(self.text_template)
 
 
-RowSource = FilesSource | HttpSource | HuggingFaceSource
-DocumentSource = PythonSource | PackagesSource | FilesSource | HttpSource | HuggingFaceSource
+RowSource = FilesSource | RemoteSource | HttpSource | HuggingFaceSource
+DocumentSource = PythonSource | PackagesSource | RowSource
 
 
 @dataclass(frozen=True)

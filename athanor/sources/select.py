@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.errors import InputError
-from athanor.base.work import Tick, ignore
+from athanor.base.work import ignore
 from athanor.sources import seams
 from athanor.sources.licences import permitted_value
-from athanor.sources.params import FilesSource, Filter, HttpSource, RowSource, template_columns
+from athanor.sources.params import Filter, RowSource, template_columns
 from athanor.text import rows
 from athanor.text.documents import NEIGHBOURHOOD, Document, content_id, split_of
 from athanor.text.rows import Files, MalformedRow, check_text
@@ -124,12 +124,22 @@ class Unreadable:
     def __init__(self) -> None:
         self.errors: dict[str, list[InputError]] = {}
 
+    @property
+    def all(self) -> list[InputError]:
+        return [error for errors in self.errors.values() for error in errors]
+
     def add(self, error: InputError) -> None:
         self.errors.setdefault(error.what.partition(" (")[0], []).append(error)
 
     @property
     def counts(self) -> dict[str, int]:
         return {reason: len(errors) for reason, errors in sorted(self.errors.items())}
+
+    def check(self, source: RowSource, files: int) -> None:
+        """InputError for the files, of so many, that cannot be read, unless the source skips them."""
+        if self.errors and getattr(source, "on_unreadable", "refuse") != "skip":
+            otherwise = ", or leave such files out with on_unreadable: skip" if hasattr(source, "on_unreadable") else ""
+            raise self.error(files, otherwise)
 
     def error(self, files: int, otherwise: str) -> InputError:
         """One error for all: itself where it is alone, else a count, and for each reason the first places and what helps."""
@@ -149,17 +159,15 @@ class Unreadable:
 
 
 def documents(
-    source: FilesSource | HttpSource,
+    source: RowSource,
     files: Files,
     val_fraction: float,
-    tick: Tick = ignore,
     leave_out: Callable[[str], None] = ignore,
     unreadable: Unreadable | None = None,
 ) -> Iterator[Document]:
     """Every document of the files, given as (name for provenance, path), in their order.
 
-    `tick` is called with the size of each finished file, `leave_out` with the
-    reason why a row or file is not taken. Files that cannot be read are
+    `leave_out` is called with the reason why a row or file is not taken. Files that cannot be read are
     collected in `unreadable`, and are one InputError at the end, unless the
     source skips them: then each is taken whole or not at all.
     """
@@ -174,14 +182,11 @@ def documents(
             errors.add(error)
             if skip:
                 leave_out("unreadable")
-        tick(path.stat().st_size)
-    if errors.errors and not skip:
-        otherwise = ", or leave such files out with on_unreadable: skip" if isinstance(source, FilesSource) else ""
-        raise errors.error(len(files), otherwise)
+    errors.check(source, len(files))
 
 
 def _documents(
-    source: FilesSource | HttpSource, name: str, path: Path, val_fraction: float, leave_out: Callable[[str], None]
+    source: RowSource, name: str, path: Path, val_fraction: float, leave_out: Callable[[str], None]
 ) -> Iterator[Document]:
     for number, (where, row) in enumerate(rows.read_rows(path, columns(source), source.max_document_bytes)):
         outcome = document(source, row, where, {"file": name, "row": number}, val_fraction)

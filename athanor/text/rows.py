@@ -11,7 +11,7 @@ import io
 import json
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from glob import has_magic
 from pathlib import Path
@@ -91,7 +91,7 @@ def read_rows(path: Path, columns: Sequence[str], max_document_bytes: int) -> It
     kind = _kind(path)
     try:
         if kind == PARQUET:
-            yield from _parquet_rows(path, columns, max_document_bytes)
+            yield from parquet_rows(pq.ParquetFile(path), str(path), columns, max_document_bytes)
             return
         with _open(path) as file:
             if kind in JSON_LINES:
@@ -266,19 +266,25 @@ def _json_rows(
         yield where, {column: row[column] for column in columns}
 
 
-def _parquet_rows(path: Path, columns: Sequence[str], max_document_bytes: int) -> Iterator[tuple[str, Facts]]:
-    file = pq.ParquetFile(path)
+def parquet_rows(
+    file: pq.ParquetFile,
+    name: str,
+    columns: Sequence[str],
+    max_document_bytes: int,
+    groups: Iterable[int] | None = None,
+    number: int = 0,
+) -> Iterator[tuple[str, Facts]]:
+    """Rows of a Parquet file, or of some of its row groups, of which the first row has the number after `number`."""
     for column in columns:
         if column not in file.schema_arrow.names:
-            raise _no_column(column, file.schema_arrow.names, str(path))
-    number = 0
-    for group in range(file.num_row_groups):
-        size = _batch_rows(file.metadata.row_group(group), columns, f"{path} row group {group}", max_document_bytes)
+            raise _no_column(column, file.schema_arrow.names, name)
+    for group in range(file.num_row_groups) if groups is None else groups:
+        size = _batch_rows(file.metadata.row_group(group), columns, f"{name} row group {group}", max_document_bytes)
         for batch in file.iter_batches(batch_size=size, row_groups=[group], columns=list(columns)):
             arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
             for index in range(batch.num_rows):
                 number += 1
-                where = f"{path} row {number}"
+                where = f"{name} row {number}"
                 try:
                     yield where, {column: arrays[column][index].as_py() for column in columns}
                 except UnicodeDecodeError as error:

@@ -256,9 +256,10 @@ def facts(base: Path, path: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def serving(root: Path) -> Iterator[str]:
+def serving(root: Path, handler: type[Handler] = Handler) -> Iterator[str]:
     """The address of a hub with the data sets below `root`: owner/name/revision/files."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("Hub", (Handler,), {"root": root}))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("Hub", (handler,), {"root": root}))
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]  # a client that was killed is no news
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:

@@ -25,7 +25,7 @@ from tests.e2e.clone import ROOT, STAGES, commit, make_clone
 SCALE = 1000
 # The least that an amount shrinks to, by section and key.
 LEAST: dict[str, dict[str, int]] = {
-    "download": {"max_bytes": 1, "min_bytes": 1, "min_documents": 1, "checkpoint_documents": 20},
+    "download": {"max_bytes": 1, "min_bytes": 1, "min_documents": 1},
     "instruct": {"max_rows": 60, "min_rows": 1, "multi_turn_rows": 40, "*": 30},
     "battery": {"*": 4},
     "classifiers": {"sample_bytes": 1_500_000},

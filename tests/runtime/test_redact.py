@@ -162,7 +162,7 @@ def test_planted_secrets_are_nowhere_on_disk_or_terminal(tmp_path):
     yaml = YAML()
     params = yaml.load(presets.complete(ROOT / "presets" / "micro.yaml"))
     url = f"https://me:{planted['params']}@host/license?signature={planted['params']}"
-    numbers = {name: 1 for name in ("min_chars", "min_documents", "min_bytes", "checkpoint_documents", "max_bytes")}
+    numbers = {name: 1 for name in ("min_chars", "min_documents", "min_bytes", "max_bytes")}
     params["download"]["sources"].append(
         {
             "type": "huggingface",

@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from athanor.base.errors import InputError
 from athanor.base.strict import build
 from athanor.cli.plan.data_path import data_path
 from athanor.runtime import presets
 from athanor.runtime.schema import check_values
-from athanor.sources.datapath import OPEN_FILES, Host, check, first_limit, needs, text_of
+from athanor.sources.datapath import OPEN_FILES, Host, after_download, first_limit, needs, text_of
 from athanor.sources.params import DownloadParams
 from athanor.text.documents import SHARD_BYTES
+from tests.sources.world import ROOMY
 
-ROOMY = Host(2, "processes", 1e15, 1e12, 1e5, 65530, 1e12)
 ALL = ("download", "train-classifiers", "clean", "train-tokenizer", "shard")
 
 
@@ -63,22 +62,18 @@ def test_the_first_limit_is_named_with_what_to_type(host: Host, named: str, fix:
     assert first_limit(path, ROOMY).share <= 1
 
 
-def test_nothing_is_fetched_where_a_later_stage_has_no_room(tmp_path: Path) -> None:
+def test_text_is_that_of_budgets_files_and_minima_and_of_what_is_to_come(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"x" * 5000)
     files = {"type": "files", "name": "notes", "globs": [str(tmp_path / "*.txt")]}
     hub = dict.fromkeys(("name", "kind"), "web") | dict.fromkeys(("min_chars", "min_documents", "min_bytes"), 1)
-    hub |= {"type": "huggingface", "dataset": "a/b", "revision": "0" * 40, "license": "MIT"}
-    hub |= {"text_column": "text", "max_bytes": 10**10}
-    download = build(DownloadParams, {"val_fraction": 0.1, "sources": [files, hub]}, "download")
-    assert text_of(download) == {"notes": 5000, "web": 1e10}
-    assert "4.0 GB are to come, 23.8 GB with what is made of them" in check(download, 4e9, ROOMY)
-    with pytest.raises(
-        InputError, match=r"clean needs .* GB \(disk\), 10.0 GB are free; nothing was fetched. Fix: free"
-    ):
-        check(download, 4e9, replace(ROOMY, disk=10e9))
-    assert check(download, 0.0, replace(ROOMY, disk=10e9)) == "", "nothing is to come"
-    with pytest.raises(InputError, match=r"shard needs 23.8 GB"):
-        check(download, 4e9, replace(ROOMY, disk=22e9))
+    hub |= {"type": "huggingface", "dataset": "a/b", "revision": "0" * 40, "license": "MIT", "text_column": "text"}
+    sources = [files, hub | {"max_bytes": 10**10}, hub | {"name": "rest", "min_bytes": 10**9}]
+    download = build(DownloadParams, {"val_fraction": 0.1, "sources": sources}, "download")
+    assert text_of(download) == {"notes": 5000, "web": 1e10, "rest": 1e9}
+    assert after_download(download, 1e9)[0].disk == 1e9
+    assert after_download(download, 3e10)[0].files == pytest.approx(3e10 / SHARD_BYTES, abs=4)
+    (tmp_path / "a.txt").unlink()
+    assert text_of(download)["notes"] == 1, "the stage says that no file matches"
 
 
 @pytest.mark.parametrize(("name", "gigabytes"), [("plasma-1.0", 17), ("plasma-1.1", 58), ("plasma-1.2", 132)])

@@ -16,8 +16,8 @@ import zstandard
 from athanor.base.errors import GateError, InputError, ParamsError
 from athanor.base.strict import build
 from athanor.sources import select
-from athanor.sources.fetch import SourceWriter
 from athanor.sources.params import DownloadParams
+from athanor.sources.raw_shards import RawWriter, check_size
 from athanor.text import rows
 from athanor.text.documents import Document, ShardWriter, read_sources, split_of, write_shards
 from tests.sources.world import json_lines, read, source
@@ -170,9 +170,10 @@ def test_questions_and_answers_by_template(tmp_path):
 
 
 def write_source(raw, name, documents, **limits):
-    with SourceWriter(raw, name, SimpleNamespace(**limits)) as writer:
+    with RawWriter(raw / name, limits["min_chars"]) as writer:
         for document in documents:
             writer.add(document)
+    check_size(SimpleNamespace(**limits), name, writer.tally)
     return writer.tally
 
 

@@ -17,6 +17,8 @@ import requests
 
 from athanor.base.errors import InputError, Interrupted, ParamsError
 from athanor.base.strict import build, read_yaml
+from athanor.base.work import stopping
+from athanor.runtime.executor import Executor
 from athanor.runtime.schema import check_together, schemas
 from athanor.sources import http, select
 from athanor.sources.params import HttpSource
@@ -130,22 +132,28 @@ def sha256(data=DATA):
     return hashlib.sha256(data).hexdigest()
 
 
-def fetch(made, folder, **options):
-    waits = []
-    found = http.fetch(made, folder, **({"wait": waits.append} | options))
-    return found, waits
+@pytest.fixture(autouse=True)
+def waits(monkeypatch):
+    """Pauses, which take no time."""
+    seconds = []
+    monkeypatch.setattr(http.time, "sleep", seconds.append)
+    return seconds
+
+
+def fetch(made, folder, stop=lambda: False, workers=1):
+    with stopping(stop):
+        return http.fetch(made, folder, Executor(workers))
 
 
 def content(found):
     return b"".join(path.read_bytes() for _, path in found)
 
 
-def test_whole_file_and_its_documents(server, tmp_path):
-    ticks, sizes = [], []
+def test_whole_file_and_its_documents(server, tmp_path, waits):
     made = source(server, "/a/data.jsonl?x=1", "/b/notes.md")
-    found, waits = fetch(made, tmp_path, tick=ticks.append, expect=sizes.append)
+    found = fetch(made, tmp_path)
     assert [path.name for _, path in found] == ["00000-data.jsonl", "00001-notes.md"]
-    assert content(found) == DATA * 2 and sum(ticks) == sum(sizes) == 2 * len(DATA) and waits == []
+    assert content(found) == DATA * 2 and waits == []
     documents = list(select.documents(made, found, 0.1))
     assert len(documents) == 9001 and documents[0].text == "line 0 "
     assert documents[7].meta == {"file": f"{server.url}/a/data.jsonl", "row": 7}
@@ -161,9 +169,8 @@ def test_cut_connections_are_continued_where_they_ended(server, tmp_path, chunke
     server.cuts, server.chunked = 3, chunked
     if tag == "modified":
         server.etag, server.modified = None, formatdate(1_700_000_000, usegmt=True)
-    ticks = []
-    found, waits = fetch(source(server, sha256=sha256()), tmp_path, tick=ticks.append)
-    assert content(found) == DATA and sum(ticks) == len(DATA)
+    found = fetch(source(server, sha256=sha256()), tmp_path)
+    assert content(found) == DATA
     starts = [int((asked or "bytes=0-")[6:-1]) for _, asked, _ in server.requests]
     assert len(starts) == 4 and starts == sorted(starts) and starts[3] > 2 * CUT
     assert {condition for _, _, condition in server.requests[1:]} == {server.etag or server.modified}
@@ -172,16 +179,15 @@ def test_cut_connections_are_continued_where_they_ended(server, tmp_path, chunke
 
 def test_without_anything_to_tell_versions_apart_it_begins_again(server, tmp_path):
     server.cuts, server.etag = 2, 'W/"weak"'
-    found, _ = fetch(source(server, sha256=sha256()), tmp_path)
+    found = fetch(source(server, sha256=sha256()), tmp_path)
     assert content(found) == DATA
     assert [asked for _, asked, _ in server.requests] == [None, None, None]
 
 
 def test_a_server_that_ignores_ranges(server, tmp_path):
     server.cuts, server.ranges = 1, False
-    ticks = []
-    found, _ = fetch(source(server, sha256=sha256()), tmp_path, tick=ticks.append)
-    assert content(found) == DATA and sum(ticks) == len(DATA)
+    found = fetch(source(server, sha256=sha256()), tmp_path)
+    assert content(found) == DATA
     assert server.requests[1][1] is not None
 
 
@@ -193,7 +199,7 @@ def test_content_that_changes_on_the_way_is_not_mixed(server, tmp_path):
         server.data, server.etag = new, '"two"'
 
     server.after = change
-    found, _ = fetch(source(server), tmp_path)
+    found = fetch(source(server), tmp_path)
     assert content(found) == new
 
 
@@ -202,32 +208,31 @@ def test_a_changed_file_under_a_server_that_does_not_say_so(server, tmp_path):
     new = DATA.replace(b"line", b"LINE")
     server.cuts, server.honest = 1, False
     server.after = lambda: setattr(server, "data", new)
-    found, _ = fetch(source(server, sha256=sha256(new)), tmp_path)
+    found = fetch(source(server, sha256=sha256(new)), tmp_path)
     assert content(found) == new and len(server.requests) == 3
 
 
 def test_a_file_that_has_become_shorter(server, tmp_path):
     server.cuts, server.honest = 1, False
     server.after = lambda: setattr(server, "data", DATA[:1000])
-    found, _ = fetch(source(server), tmp_path)
+    found = fetch(source(server), tmp_path)
     assert content(found) == DATA[:1000]
 
 
-def test_busy_servers_are_asked_again_when_they_say(server, tmp_path):
+def test_busy_servers_are_asked_again_when_they_say(server, tmp_path, waits):
     server.failures = [(503, {}), (503, {"Retry-After": "7"}), (429, {"Retry-After": formatdate(0, usegmt=True)})]
-    found, waits = fetch(source(server), tmp_path)
+    found = fetch(source(server), tmp_path)
     assert content(found) == DATA and sum(waits) == 1 + 7 and max(waits) <= 1
     for odd in ("junk", "²", "٣", "9" * 5000, "-1", ""):
         assert http.retry_after(odd) is None
     assert http.retry_after(" 7 ") == 7.0 and 50 < http.retry_after(formatdate(2**33, usegmt=True))
 
 
-def test_pauses_double_and_end(server, tmp_path):
+def test_pauses_double_and_end(server, tmp_path, waits):
     server.failures = [(500, {})] * 50
-    waits = []
     told = r"data.jsonl.*: 6 tries in a row failed, the last: HTTP 500.*run dvc repro again"
     with pytest.raises(InputError, match=told):
-        http.fetch(source(server), tmp_path, wait=waits.append)
+        fetch(source(server), tmp_path)
     assert sum(waits) == 1 + 2 + 4 + 8 + 16
 
 
@@ -246,9 +251,9 @@ def test_checksum_mismatch(server, tmp_path):
     with pytest.raises(InputError, match=f"the file has SHA-256 {sha256()}, params.yaml says {'0' * 64}"):
         fetch(source(server, sha256="0" * 64), tmp_path)
     assert not list(tmp_path.glob("*.part"))
-    found, _ = fetch(source(server), tmp_path)
+    found = fetch(source(server), tmp_path)
     found[0][1].write_bytes(DATA[:-1])  # damaged after it was fetched
-    assert content(fetch(source(server), tmp_path)[0]) == DATA
+    assert content(fetch(source(server), tmp_path)) == DATA
 
 
 def test_stopped_and_resumed_is_uninterrupted(server, tmp_path):
@@ -258,21 +263,20 @@ def test_stopped_and_resumed_is_uninterrupted(server, tmp_path):
     (part,) = tmp_path.glob("*.part")
     held = part.stat().st_size
     assert 0 < held < len(DATA)
-    ticks = []
-    found, _ = fetch(source(server), tmp_path, tick=ticks.append)
-    assert content(found) == DATA and sum(ticks) == len(DATA)
+    found = fetch(source(server), tmp_path)
+    assert content(found) == DATA
     assert server.requests[1][1] == f"bytes={held}-"
 
 
 def test_a_part_without_notes_is_not_trusted(server, tmp_path):
     tmp_path.joinpath("00000-data.jsonl.part").write_bytes(b"of another time")
-    assert content(fetch(source(server), tmp_path)[0]) == DATA
+    assert content(fetch(source(server), tmp_path)) == DATA
 
 
 def test_compressed_files_come_as_they_are(server, tmp_path):
     server.data = gzip.compress(DATA)
     made = source(server, "/data.jsonl.gz")
-    found, _ = fetch(made, tmp_path)
+    found = fetch(made, tmp_path)
     assert found[0][1].read_bytes() == server.data and len(list(select.documents(made, found, 0.1))) == 9000
 
 
@@ -293,14 +297,14 @@ def test_a_disk_that_fills_up_names_the_file_and_keeps_what_came(server, tmp_pat
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert caught.value.errno == errno.EFBIG and str(caught.value.filename).endswith("data.jsonl.part")
-    assert content(fetch(source(server, sha256=sha256()), tmp_path)[0]) == DATA
+    assert content(fetch(source(server, sha256=sha256()), tmp_path)) == DATA
     assert server.requests[1][1] == f"bytes={CUT}-"
 
 
 def test_odd_digits_in_a_length_are_no_length(server, tmp_path, monkeypatch):
     monkeypatch.setattr(Handler, "send_header", odd_length(Handler.send_header))
     server.failures = [(503, {"Retry-After": "\u00b2"})]
-    assert content(fetch(source(server), tmp_path)[0]) == DATA
+    assert content(fetch(source(server), tmp_path)) == DATA
 
 
 def odd_length(plain):
@@ -318,7 +322,7 @@ QUERY = "?X-Amz-Date=20260101&X-Amz-Credential=AKIAIOSFODNN7EXAMPLE&t=opensesame
 def test_queries_never_reach_what_is_written_or_told(server, tmp_path, monkeypatch):
     """Signatures of presigned addresses stood in manifests and in the meta of every document."""
     made = source(server, "/a/data.jsonl" + QUERY)
-    found, _ = fetch(made, tmp_path)
+    found = fetch(made, tmp_path)
     (document, *_) = select.documents(made, found, 0.1)
     told = [str(http.facts(made, found)), str(document.meta), str(http.final_addresses(found))]
     told += [path.read_text() for path in tmp_path.glob("*.json")]
@@ -352,7 +356,7 @@ def test_an_address_with_a_signature_is_refused_with_the_file(server):
 
 def test_provenance_names_where_a_redirect_led(server, tmp_path):
     server.failures = [(302, {"Location": "/mirror/x.jsonl?sig=1"})]
-    found, _ = fetch(source(server, "/a/data.jsonl"), tmp_path)
+    found = fetch(source(server, "/a/data.jsonl"), tmp_path)
     assert content(found) == DATA
     assert http.final_addresses(found) == {f"{server.url}/a/data.jsonl": f"{server.url}/mirror/x.jsonl"}
     fetch(source(server, "/a/data.jsonl"), tmp_path)
@@ -380,7 +384,7 @@ def test_a_redirect_from_https_to_http_is_refused(tmp_path, monkeypatch, target)
         else r"host/a.txt: the server leads from https to [htpHTP]+://host/b.txt, "
     )
     with pytest.raises(InputError, match=told):
-        http.fetch(made, tmp_path)
+        fetch(made, tmp_path)
     assert len(asked) == 1 + follows
 
 
@@ -395,7 +399,7 @@ def test_a_body_of_unknown_length_leaves_room_on_the_disk(server, tmp_path, monk
         fetch(source(server), tmp_path)
     assert not list(tmp_path.glob("*.part"))
     monkeypatch.undo()
-    assert content(fetch(source(server), tmp_path)[0]) == DATA
+    assert content(fetch(source(server), tmp_path)) == DATA
 
 
 def test_params(server):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -12,11 +13,11 @@ import pytest
 from athanor.base.errors import InputError, Interrupted
 from athanor.base.strict import build
 from athanor.runtime.executor import Executor
-from athanor.sources import huggingface
+from athanor.sources import hub_tasks
 from athanor.sources.fetch import Fetcher, check_sources
 from athanor.sources.instruct_params import InstructParams
 from athanor.sources.params import DownloadParams
-from tests.sources.world import chat, json_lines, serving
+from tests.sources.world import ROOMY, chat, json_lines, serving
 
 COMMON = {"kind": "web", "license": "MIT", "min_chars": 1, "min_documents": 1, "min_bytes": 1}
 HUB = {"type": "huggingface", "revision": None, "text_column": "text", "max_malformed_fraction": 0.5} | COMMON
@@ -29,7 +30,7 @@ def check(tmp_path, documents, chats=(), free=10**12, **options):
     instruct = build(InstructParams, {"seed": 1, "val_fraction": 0.1, "sources": [identity, *chats]}, "instruct")
     place = lambda name, module, inputs: SimpleNamespace(path=tmp_path / "slots" / inputs.get("name", "web"))  # noqa: E731
     fetcher = Fetcher(tmp_path, 0.1, None, lambda: False, place, lambda **_: None, Executor())
-    return check_sources(download, instruct, fetcher.probe, free, **options)
+    return check_sources(download, instruct, fetcher.probe, replace(ROOMY, disk=free), **options)
 
 
 @pytest.fixture
@@ -68,16 +69,36 @@ def test_one_problem_keeps_its_own_words(tmp_path, sets):
 
 def test_room_on_the_disk_is_asked_for_all_together(tmp_path, sets):
     sources = [sets["good"] | {"max_bytes": 10**9}, sets["good"] | {"name": "b", "max_bytes": 2 * 10**9}]
-    assert check(tmp_path, sources) == pytest.approx(3e9 * 0.8)
-    with pytest.raises(InputError, match="about 2.4 GB on the disk, which has room for 2.0 GB. Fix: free some space"):
-        check(tmp_path, sources, free=2 * 10**9)
+    assert check(tmp_path, sources) == pytest.approx(3e9 * 0.4)
+    with pytest.raises(InputError, match=r"download needs 1.2 GB \(disk\), 1.0 GB are free. Fix: free some"):
+        check(tmp_path, sources, free=10**9)
+    told = []
+    check(tmp_path, sources, free=10**10, note=told.append)
+    assert "1.2 GB are to come, 7.2 GB with what is made of them, 10.0 GB are free" in told[-1]
+    with pytest.raises(InputError, match=r"clean needs 6.1 GB \(disk\), 5.0 GB are free"):
+        check(tmp_path, sources, free=5 * 10**9)
 
 
 def test_what_is_there_already_is_neither_opened_nor_counted_twice(tmp_path, sets):
     made = build(DownloadParams, {"val_fraction": 0.1, "sources": [sets["good"]]}, "download").sources[0]
-    huggingface.fetch(made, tmp_path / "slots" / "good", 0.1)
+    hub_tasks.fetch(made, tmp_path / "slots" / "good", 0.1, tmp_path / "raw", Executor())
+    (tmp_path / "slots/good/plan.json").rename(tmp_path / "plan")  # as if it had been killed before the last task
+    larger = sets["good"] | {"max_bytes": 1000}
+    assert check(tmp_path, [larger]) == pytest.approx(0.4 * (1000 - 40 * len("some text")))
+    (tmp_path / "plan").rename(tmp_path / "slots/good/plan.json")
     (tmp_path / "good" / "a.parquet").unlink()  # the hub cannot be reached, as it were
-    assert check(tmp_path, [sets["good"]]) == pytest.approx(0.4 * 40 * len("some text"))
+    assert check(tmp_path, [sets["good"]]) == 0
+
+
+def test_each_source_says_its_files_and_bytes(tmp_path, sets):
+    json_lines(tmp_path / "notes.jsonl", [{"text": "x"}] * 200_000)
+    notes, told = {"type": "files", "name": "notes", "globs": [str(tmp_path / "*.jsonl")]}, []
+    check(tmp_path, [sets["good"], notes], note=told.append)
+    size = (tmp_path / "good" / "a.parquet").stat().st_size / 1e6
+    assert told == [
+        f"good: 1 file of {size:,.1f} MB, {tmp_path / 'good'}",
+        "notes: 2 files of 2.8 MB, this machine",
+    ]
 
 
 def test_an_unreachable_hub_is_told_once(tmp_path, sets, monkeypatch):

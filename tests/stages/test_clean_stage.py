@@ -1,16 +1,15 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -23,6 +22,8 @@ from athanor.runtime import presets, run
 from athanor.text.documents import Document, read_documents, read_sources, split_of, write_shards
 from stages import clean
 from tests.cleaning.world import write_scorer
+from tests.runtime.shard_toy import until
+from tests.runtime.test_cluster import ray_env, raylet, two_nodes, with_ray  # noqa: F401
 from tests.stages.conftest import QUESTION, run_stage, settle, write_battery
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -243,21 +244,25 @@ def test_missing_and_broken_inputs_are_told(world):
         run_stage(clean)
 
 
-@pytest.mark.extra
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: requirements-cluster.txt")
-def test_a_ray_cluster_gives_the_same_bytes(world, monkeypatch):
+@with_ray
+def test_a_cluster_that_loses_a_machine_gives_the_same_bytes(world, two_nodes, monkeypatch):
     monkeypatch.setenv("ATHANOR_WORKERS", "1")
     run_stage(clean)
     first = files_of(*RESULTS)
     shutil.rmtree(".athanor")
-    folder = tempfile.mkdtemp(prefix="ray")  # short: sockets are made below it
-    private = {"RAY_AUTH_TOKEN": "0" * 64, "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": folder}
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "ATHANOR_EXECUTOR": "ray", "ATHANOR_WORKERS": "2", **private}
-    environment.pop("RAY_ADDRESS", None)
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": paths, "ATHANOR_EXECUTOR": "ray", "RAY_ADDRESS": two_nodes.address}
     code = "from athanor.runtime.run import Run; from stages import clean; clean.run(Run('clean', 'stages.clean'))"
+    with open("errors", "w", encoding="utf-8") as errors:
+        job = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=errors, stderr=errors)
+    second = psutil.Process(raylet(next(iter(two_nodes.worker_nodes))))
     try:
-        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+        until(lambda: any(Path(".athanor").rglob("shards/*/*/facts.json")) or job.poll(), "a shard is measured")
+        for process in [second, *second.children(recursive=True)]:
+            process.kill()
+        assert not any(Path(".athanor").rglob("written/*/*/facts.json"))  # the machine was lost in the middle
+        assert job.wait() == 0, Path("errors").read_text()
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    assert done.returncode == 0, done.stderr
+        job.kill()
+        job.wait()
     assert files_of(*RESULTS) == first

@@ -82,7 +82,7 @@ def bench(args: argparse.Namespace) -> dict[str, Any]:
                 runs[side].append(sides.ours(sample, train=number == 0))
             else:
                 raw = sample / "data" / "raw"
-                runs[side].append(sides.trove(python, raw, sample / side, side == "datatrove_every"))
+                runs[side].append(sides.trove(python, raw, sample / side, "--every" * (side == "datatrove_every")))
     found["sample"] = runs
     write_json(folder / "results.json", found)
     if args.memory:

@@ -2,7 +2,8 @@
 
     python -m tools.bench_data.scale FOLDER --shards 4000 --shard-bytes 1000000 --workers 2 --max-files 256
 
-FOLDER holds the text, which is made once, and results.json with a row for each stage.
+FOLDER holds the text, which is made once, and results.json with a row for each stage. With --minhash datatrove's MinHash
+alone, in one process, runs on the same text after them; its environment is made in --datatrove.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,10 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--max-files", type=int, default=256)
     parser.add_argument("--stages", nargs="*", choices=STAGES, default=STAGES)
+    parser.add_argument("--minhash", action="store_true")
+    parser.add_argument(
+        "--datatrove", type=Path, default=Path(tempfile.gettempdir()) / "athanor-bench-data" / "datatrove"
+    )
     args = parser.parse_args()
     folder = args.folder.absolute()
     manifest = make(folder, args.shards, args.shard_bytes, args.workers)
@@ -46,6 +52,11 @@ def main() -> int:
         row: dict[str, Any] = sides.stage(folder, f"stages.{name}", args.workers, args.max_files)
         write_json(results, {**(read_json(results) if results.is_file() else {}), name: {**facts, **row}})
         print(described(name, size, row), flush=True)
+    if args.minhash:
+        python, _ = sides.trove_environment(args.datatrove.absolute())
+        row = sides.trove(python, folder / "data" / "raw", folder / "datatrove", "--minhash")["used"]
+        write_json(results, {**read_json(results), "datatrove": {**facts, **row}})
+        print(described("datatrove's MinHash", size, row), flush=True)
     return 0
 
 

@@ -84,10 +84,10 @@ def trove_environment(folder: Path) -> tuple[Path, dict[str, str]]:
     return python, json.loads(versions.read_text())["versions"]
 
 
-def trove(python: Path, raw: Path, out: Path, every: bool) -> dict[str, Any]:
-    """Filters, MinHash and PII on the documents of `raw`; `every`: no document leaves before the last filter."""
+def trove(python: Path, raw: Path, out: Path, mode: str = "") -> dict[str, Any]:
+    """Filters, MinHash and PII on the documents of `raw`; --every: no document leaves before the last filter; or --minhash."""
     shutil.rmtree(out, ignore_errors=True)
-    command = [str(python), str(SCRIPT), str(raw), str(out), *(["--every"] if every else [])]
+    command = [str(python), str(SCRIPT), str(raw), str(out), *filter(None, [mode])]
     settings = {**usage.ONE_THREAD, "PYTHONPATH": "", "PATH": os.environ.get("PATH", ""), "HF_HUB_OFFLINE": "1"}
     used = usage.run(command, out.parent, settings)
     counts = json.loads((out / "counts.json").read_text())

@@ -1,12 +1,13 @@
 """The equivalent of the clean stage with datatrove, in the benchmark's own environment; imports nothing of ours.
 
-    python trove_run.py RAW OUT [--every]
+    python trove_run.py RAW OUT [--every | --minhash]
 
 RAW is a folder of Parquet files with columns `text` and `id`. The filters are
 those of datatrove's FineWeb recipe in its order, then MinHash with its
 defaults (word 5-grams, 14 buckets of 8 hashes), then the PII formatter. As
 there, a document dropped by one filter is not seen by the next; with --every
-each document goes through all of them and through MinHash, as in ours.
+each document goes through all of them and through MinHash, as in ours; with
+--minhash there are no filters, and no document is written.
 """
 
 from __future__ import annotations
@@ -29,41 +30,29 @@ from datatrove.pipeline.readers import JsonlReader, ParquetReader
 from datatrove.pipeline.writers import JsonlWriter
 
 
-def main(raw: Path, out: Path, every: bool) -> None:
+def main(raw: Path, out: Path, mode: str) -> None:
     filters = [
         GopherRepetitionFilter(),
         GopherQualityFilter(),
         C4QualityFilter(filter_no_terminal_punct=False),
         FineWebQualityFilter(),
     ]
-    if every:
+    if mode == "--every":
         for step in filters:
             step.filter = _all_pass(step.filter)
     config = MinhashConfig()
-    reader = ParquetReader(str(raw), glob_pattern="**/*.parquet", read_metadata=False)
-    filtered = [reader, *filters, JsonlWriter(str(out / "filtered"), compression=None)]
-    _run(filtered, out / "logs" / "1", 1)
-    _run(
-        [
-            JsonlReader(str(out / "filtered")),
-            MinhashDedupSignature(str(out / "signatures"), config=config),
-        ],
-        out / "logs" / "2",
-        1,
-    )
+    reader = documents = ParquetReader(str(raw), glob_pattern="**/*.parquet", read_metadata=False)
+    if mode != "--minhash":
+        _run([reader, *filters, JsonlWriter(str(out / "filtered"), compression=None)], out / "logs" / "1", 1)
+        documents = JsonlReader(str(out / "filtered"))
+    _run([documents, MinhashDedupSignature(str(out / "signatures"), config=config)], out / "logs" / "2", 1)
     buckets = MinhashDedupBuckets(str(out / "signatures"), str(out / "buckets"), config=config)
     _run([buckets], out / "logs" / "3", config.num_buckets)
     _run([MinhashDedupCluster(str(out / "buckets"), str(out / "remove"), config=config)], out / "logs" / "4", 1)
-    _run(
-        [
-            JsonlReader(str(out / "filtered")),
-            MinhashDedupFilter(str(out / "remove")),
-            PIIFormatter(),
-            JsonlWriter(str(out / "clean"), compression=None),
-        ],
-        out / "logs" / "5",
-        1,
-    )
+    kept = [documents, MinhashDedupFilter(str(out / "remove"))]
+    if mode != "--minhash":
+        kept += [PIIFormatter(), JsonlWriter(str(out / "clean"), compression=None)]
+    _run(kept, out / "logs" / "5", 1)
     (out / "counts.json").write_text(json.dumps({"clean": _lines(out / "clean")}))
 
 
@@ -85,4 +74,4 @@ def _lines(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), "--every" in sys.argv[3:])
+    main(Path(sys.argv[1]), Path(sys.argv[2]), "".join(sys.argv[3:4]))
