@@ -58,7 +58,6 @@ def run(run: Run) -> None:
         counts = {name: asdict(tally) for name, tally in tallies.items()}
         check_validation(counts, download.val_fraction)
         write_manifest(raw, kind="raw", version=1, counts=counts, sources=provenance, labels=labels, **run.codes())
-
         started = time.monotonic()
         if needs_docstrings and not pairs:
             document_fetcher.python(None, pairs)

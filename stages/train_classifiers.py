@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from athanor.base.artifacts import manifest_digest, new_dir, rounded, write_json, write_manifest, write_text
+from athanor.base.artifacts import (
+    manifest_digest,
+    new_dir,
+    read_manifest,
+    rounded,
+    write_json,
+    write_manifest,
+    write_text,
+)
 from athanor.base.errors import AthanorError, GateError, InputError
 from athanor.base.work import Facts
 from athanor.classifiers import card
@@ -24,9 +32,8 @@ RAW, OUT = Path("data/raw"), Path("models/classifiers")
 def run(run: Run) -> None:
     params = run.params("classifiers", ClassifiersParams)
     labels = params.quality_labels
-    # Sizes on disk, for the bar only: text is about three times as long as its Parquet file.
-    size = sum(path.stat().st_size for paths in shard_files(RAW).values() for path in paths)
-    with run.progress(3 * size, "drawing documents", "B") as bar:
+    size = sum(count.get("bytes", 0) for count in read_manifest(RAW, "raw", 1)["counts"].values())
+    with run.progress(size, "drawing documents", "B") as bar:
         labeller = (labels.source, make_labeller(labels)) if labels else None
         beside = labels is not None and labels.source in shard_files(RAW / LABELS)
         sampled = sample(RAW, params.sample_bytes, params.seed, None if beside else labeller, bar.update)

@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from ruamel.yaml import YAML
 
 from athanor.base.artifacts import sha256_file, write_text
@@ -27,7 +29,7 @@ from athanor.runtime.schema import check_values
 
 CODE = ("athanor", "stages", "battery", "corpus", "recipes", "rl", "tools", "dvc.yaml")
 MICRO = Path("presets/micro.yaml")
-ROWS, ROW_BYTES = 600, 3000
+ROWS, GROUP_ROWS, ROW_BYTES = 600, 20, 3000
 PAIRS = "pairs.jsonl"
 
 
@@ -171,15 +173,15 @@ def drill_params(stage: str, values: Mapping[str, Any], longer: int) -> dict[str
 
 
 def write_dataset(folder: Path) -> None:
-    """JSON lines in two files: random words, which do not compress well, and some rows that are too short."""
+    """Two Parquet files of small row groups: random words, which do not compress well, and some rows that are too short."""
     folder.mkdir()
     draw = random.Random(1)
     for number in range(2):
         rows = []
         for row in range(ROWS // 2):
             words = draw.randbytes(ROW_BYTES // 2 if row % 9 else 20).hex()
-            rows.append(json.dumps({"text": " ".join(words[at : at + 7] for at in range(0, len(words), 7))}))
-        write_text(folder / f"{number}.jsonl", "\n".join(rows) + "\n")
+            rows.append(" ".join(words[at : at + 7] for at in range(0, len(words), 7)))
+        pq.write_table(pa.table({"text": rows}), folder / f"{number}.parquet", row_group_size=GROUP_ROWS)
 
 
 def write_pairs(path: Path) -> None:

@@ -114,7 +114,8 @@ def check_together(sections: Mapping[str, Any]) -> None:
             where = f"{section}.sources[{number}]"
             for index, file in enumerate(getattr(source, "urls", ())):
                 fix = "fetch the file by hand and use a source of type files"
-                published.append((f"{where}.urls[{index}]", getattr(file, "url", file), fix))
+                place = f"{where}.urls[{index}]"
+                published.append((place, file, fix) if isinstance(file, str) else (f"{place}.url", file.url, fix))
             fix = "name the licence, or an address that everybody may have"
             published.append((f"{where}.license", getattr(source, "license", ""), fix))
     for where, text, fix in published:

@@ -73,7 +73,7 @@ def _documents(root: Path, built: Mapping[str, Any], hub: bool) -> tuple[float, 
         elif isinstance(source, FilesSource):
             tokens += sum(path.stat().st_size for _, path in rows.find(source.globs)) / BYTES_PER_TOKEN
         else:
-            tokens += (source.max_bytes or 0) / BYTES_PER_TOKEN or PYTHON_TOKENS
+            tokens += (getattr(source, "max_bytes", None) or 0) / BYTES_PER_TOKEN or PYTHON_TOKENS
     return max(tokens, 1.0), BYTES_PER_TOKEN
 
 

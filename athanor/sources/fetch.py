@@ -31,6 +31,7 @@ from athanor.sources import (
     messages,
     packages,
     python_documents,
+    ready,
     remote,
     select,
     stdlib,
@@ -40,6 +41,7 @@ from athanor.sources.datapath import PARQUET_RATIO
 from athanor.sources.huggingface import UNREACHABLE
 from athanor.sources.instruct_params import InstructParams, MessagesSource
 from athanor.sources.params import (
+    CorpusSource,
     DocumentSource,
     DownloadParams,
     FilesSource,
@@ -119,6 +121,8 @@ class Fetcher:
             return self._packages(source)
         if isinstance(source, FilesSource):
             return {source.name: self._files(source)}
+        if isinstance(source, CorpusSource):
+            return {source.name: self._corpus(source)}
         if isinstance(source, HttpSource):
             return {source.name: self._http(source)}
         if isinstance(source, RemoteSource):
@@ -142,6 +146,9 @@ class Fetcher:
         if isinstance(source, RemoteSource):
             size = remote.probe(source, self.progress_folder(*remote.slot(source)).path)
             return Expected((1 + PARQUET_RATIO) * size, 0, size, "a store of objects")
+        if isinstance(source, CorpusSource):
+            count, size = ready.probe(source)
+            return Expected(ready.INDEX_RATIO * size, count, size, source.folder)
         if isinstance(source, FilesSource):
             files = rows.find(source.globs)
             size = sum(path.stat().st_size for _, path in files)
@@ -198,6 +205,15 @@ class Fetcher:
     def _read(self, source: FilesSource | RemoteSource, files: Files) -> tuple[Tally, Facts]:
         tally, unreadable = self._read_files(source, files)
         facts = {"license": source.license} | ({"unreadable": unreadable.counts} if unreadable.errors else {})
+        return tally, facts | self._hold_out(source.name, tally)
+
+    def _corpus(self, source: CorpusSource) -> tuple[Tally, Facts]:
+        inputs = {key: value for key, value in asdict(source).items() if key not in GATES}
+        inputs |= {"val_fraction": self.val_fraction}
+        with self._locked_folder("corpus", ready.__name__, inputs) as slot:
+            tally, files = ready.index(source, self.raw, slot, self.val_fraction, self._map_shards)
+            check_size(source, source.name, tally)
+        facts = {"folder": source.folder, "files": files, "license": source.license}
         return tally, facts | self._hold_out(source.name, tally)
 
     def _http(self, source: HttpSource) -> tuple[Tally, Facts]:

@@ -9,49 +9,10 @@ from typing import Literal
 from athanor.base.errors import ParamsError
 from athanor.base.strict import check_file_names, param, share
 from athanor.sources.addresses import check_address
+from athanor.sources.selection import Selection, check_licenses
 
 MAX = 2**62
 KINDS = ("web", "prose", "code", "math", "qa", "dialogue")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Filter:
-    """A row is kept when the value of `column` is in a range, or one of the words of `one_of`.
-
-    A row without a value is left out. Words are compared with the value as
-    JSON writes it: `true`, `3`, but text without quotes.
-    """
-
-    column: str
-    min: float | None = None
-    max: float | None = None
-    one_of: tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        if (self.one_of is None) == (self.min is None and self.max is None):
-            raise ParamsError("set min, max or both, or one_of alone", where="column", fix="set the others to null")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Selection:
-    """Which rows of a data set become documents, and which columns besides the text are kept.
-
-    All `filters` must hold. `meta_columns` are stored in the document's meta
-    (labels and scores that classifiers learn from, addresses).
-    `license_column` holds the licence of each row, an SPDX expression or a
-    list of ids of which all apply; with `licenses`, a row under any other
-    licence, or none, is counted and left out; null takes all.
-    """
-
-    filters: tuple[Filter, ...] = ()
-    meta_columns: tuple[str, ...] = ()
-    license_column: str | None = None
-    licenses: tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        if self.licenses is not None and self.license_column is None:
-            raise ParamsError("needs a license_column", where="licenses", fix="name the column, or set it to null")
-        check_licenses(self.licenses)
 
 
 @dataclass(frozen=True)
@@ -170,6 +131,30 @@ class RemoteSource(FileOptions):
             check_address(url)
 
 
+@dataclass(frozen=True, kw_only=True)
+class CorpusSource:
+    """A ready corpus, as datatrove, Dask and Spark write it: a folder of .parquet or .jsonl (also part-*.json, .gz, .zst).
+
+    It stays where it lies: `data/raw` gets an index, without the texts, and
+    every row is one document. Files and folders whose names begin with `_` or
+    `.` are left out, and a folder `lang=en` is a column. A nested column is
+    named with dots: `metadata.language_score`. `folder` is needed, unchanged and
+    under this path, as long as stages read `data/raw`, on every machine that works.
+    """
+
+    type: Literal["corpus"]
+    name: str
+    kind: str = param(choices=KINDS)
+    license: str
+    folder: str
+    text_column: str = "text"
+    select: Selection | None = None
+    max_document_bytes: int = param(min=1, max=2**31 - 1, default=64_000_000)
+    min_chars: int = param(min=1, max=100_000, default=1)
+    min_documents: int = param(min=1, max=MAX, default=1)
+    min_bytes: int = param(min=1, max=MAX, default=1)
+
+
 @dataclass(frozen=True)
 class RemoteFile:
     """One file on a web server.
@@ -265,7 +250,7 @@ class HuggingFaceSource:
         check_template(self.text_template)
 
 
-RowSource = FilesSource | RemoteSource | HttpSource | HuggingFaceSource
+RowSource = FilesSource | CorpusSource | RemoteSource | HttpSource | HuggingFaceSource
 DocumentSource = PythonSource | PackagesSource | RowSource
 
 
@@ -334,9 +319,3 @@ def check_revision(dataset: str, revision: str | None) -> None:
             where="revision",
             fix="use the 40 hex digits of a commit, or null and run `python -m athanor pin`",
         )
-
-
-def check_licenses(licenses: tuple[str, ...] | None) -> None:
-    for license_ in licenses or ():
-        if not re.fullmatch(r"[A-Za-z0-9.+-]+( WITH [A-Za-z0-9.+-]+)?", license_):
-            raise ParamsError(f"'{license_}' is no SPDX id", where="licenses", fix="for example MIT or Apache-2.0")

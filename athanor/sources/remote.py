@@ -93,7 +93,7 @@ def list_objects(source: RemoteSource, folder: Path) -> list[RemoteObject]:
     objects = list(found.values())
     for item in objects if source.on_unreadable == "refuse" else []:
         try:
-            rows.holds_rows(Path(item.url))
+            rows.file_kind(Path(item.url))
         except InputError as error:
             raise InputError(error.what, where=item.url, fix=error.fix) from None
     if (path := folder / LISTING).is_file():

@@ -15,7 +15,8 @@ from athanor.base.errors import InputError
 from athanor.base.work import ignore
 from athanor.sources import seams
 from athanor.sources.licences import permitted_value
-from athanor.sources.params import Filter, RowSource, template_columns
+from athanor.sources.params import RowSource, template_columns
+from athanor.sources.selection import Filter
 from athanor.text import rows
 from athanor.text.documents import NEIGHBOURHOOD, Document, content_id, split_of
 from athanor.text.rows import Files, MalformedRow, check_text
@@ -175,7 +176,7 @@ def documents(
     skip = getattr(source, "on_unreadable", "refuse") == "skip"
     for name, path in files:
         try:
-            if skip and rows.holds_rows(path):  # read to the end first: what follows gives documents as it goes
+            if skip and rows.kind_of_rows(path):  # read to the end first: what follows gives documents as it goes
                 deque(_documents(source, name, path, val_fraction, lambda reason: None), maxlen=0)
             yield from _documents(source, name, path, val_fraction, leave_out)
         except InputError as error:

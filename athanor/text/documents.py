@@ -4,23 +4,27 @@ A document is never joined with others by blank lines: that shredded the
 predecessors' code and split questions from their answers.
 
 A source is a folder of numbered shards, `<source>/00000.parquet` and so on, so
-that work on it can be spread over processes and machines and be resumed.
+that work on it can be spread over processes and machines and be resumed. A
+shard of a ready corpus (type corpus) is an index: it has no texts, and names
+the files that have them. What reads documents finds no difference.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from athanor.base.errors import InputError
 from athanor.base.work import Facts
+from athanor.text import rows
 
 T = TypeVar("T")
 ROW_GROUP_DOCUMENTS = 4096
@@ -36,6 +40,8 @@ SCHEMA = pa.schema(
         ("meta", pa.string()),  # JSON object
     ]
 )
+INDEX = b"athanor.index"  # key in an index's Parquet footer; the value is JSON: folder, text_column, files, ...
+INDEX_SCHEMA = pa.schema([column for column in SCHEMA if column.name != "text"])
 NEIGHBOURHOOD = "neighbourhood"  # in the meta of a piece of a long text: what is on one side of every split with it
 KINDS = ("web", "prose", "code", "math", "qa", "dialogue")
 # Of text; about 12 MB on disk. A shard is the unit of parallel work and of what an interruption costs.
@@ -108,8 +114,9 @@ def in_batches(items: Iterable[T], size: Callable[[T], int], limit: int) -> Iter
 class DocumentWriter:
     """Writes one Parquet file of documents, row group by row group."""
 
-    def __init__(self, path: str | Path) -> None:
-        self._writer = pq.ParquetWriter(path, SCHEMA, compression="zstd", compression_level=3)
+    def __init__(self, path: str | Path, schema: pa.Schema = SCHEMA) -> None:
+        self._writer = pq.ParquetWriter(path, schema, compression="zstd", compression_level=3)
+        self._schema = schema
         self._batch: list[Document] = []
 
     def add(self, document: Document) -> None:
@@ -118,9 +125,13 @@ class DocumentWriter:
             self._flush()
 
     def _flush(self) -> None:
-        table = pa.table(_columns(self._batch), schema=SCHEMA)
+        table = pa.table(_columns(self._batch, self._schema), schema=self._schema)
         self._writer.write_table(table, row_group_size=ROW_GROUP_DOCUMENTS)
         self._batch = []
+
+    def describe(self, key: bytes, value: Facts) -> None:
+        """Write facts into the file's footer."""
+        self._writer.add_key_value_metadata({key: json.dumps(value, sort_keys=True)})
 
     def __enter__(self) -> DocumentWriter:
         return self
@@ -137,6 +148,8 @@ class ShardWriter:
     A shard is closed by the document that reaches the limit.
     """
 
+    schema = SCHEMA
+
     def __init__(self, folder: str | Path, shard_bytes: int = SHARD_BYTES) -> None:
         self.folder, self.shard_bytes = Path(folder), shard_bytes
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -145,7 +158,7 @@ class ShardWriter:
 
     def add(self, document: Document) -> None:
         if self._writer is None:
-            self._writer = DocumentWriter(self.folder / f"{self._shards:05d}.parquet")
+            self._writer = DocumentWriter(self.folder / f"{self._shards:05d}.parquet", self.schema)
         self._writer.add(document)
         self.count += 1
         self._size += len(document.text.encode())
@@ -158,7 +171,7 @@ class ShardWriter:
             self._writer.__exit__(None)
             self._writer, self._shards, self._size = None, self._shards + 1, 0
 
-    def __enter__(self) -> ShardWriter:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -191,20 +204,60 @@ def read_sources(folder: str | Path) -> Iterator[Document]:
             yield from read_documents(path)
 
 
-def _columns(batch: list[Document]) -> dict[str, list[Any]]:
-    columns = {name: [getattr(document, name) for document in batch] for name in SCHEMA.names}
+def _columns(batch: list[Document], schema: pa.Schema) -> dict[str, list[Any]]:
+    columns = {name: [getattr(document, name) for document in batch] for name in schema.names}
     return columns | {"meta": [json.dumps(meta, sort_keys=True, ensure_ascii=False) for meta in columns["meta"]]}
 
 
 def read_documents(path: str | Path) -> Iterator[Document]:
     """Stream the documents of one Parquet file, row group by row group; further columns are not read."""
+    for row in read_rows(path):
+        del row["id"]
+        yield Document(**row | {"meta": json.loads(row["meta"])})
+
+
+def read_rows(path: str | Path) -> Iterator[Facts]:
+    """The rows of one Parquet file with the columns of SCHEMA, also of an index."""
     try:
         file = pq.ParquetFile(path)
     except (OSError, pa.ArrowException) as error:
         raise InputError(f"not a readable Parquet file ({error})", where=path) from None
-    if file.schema_arrow.names[: len(SCHEMA.names)] != SCHEMA.names:
-        raise InputError(f"columns {file.schema_arrow.names}, expected {SCHEMA.names}", where=path)
-    for batch in file.iter_batches(batch_size=READ_DOCUMENTS, columns=SCHEMA.names):
-        for row in batch.to_pylist():
-            del row["id"]
-            yield Document(**row | {"meta": json.loads(row["meta"])})
+    index = index_of(file)
+    names = (SCHEMA if index is None else INDEX_SCHEMA).names
+    if file.schema_arrow.names[: len(names)] != names:
+        raise InputError(f"columns {file.schema_arrow.names}, expected {names}", where=path)
+    batches = file.iter_batches(batch_size=READ_DOCUMENTS, columns=names)
+    found = (row for batch in batches for row in batch.to_pylist())
+    if index is None:
+        yield from found
+    else:
+        for name, group in groupby(found, lambda row: json.loads(row["meta"])["file"]):
+            yield from _with_texts(group, index, name)
+
+
+def index_of(file: pq.ParquetFile) -> Facts | None:
+    """What an index says of its corpus; None for a file with texts."""
+    footer = file.metadata.metadata or {}
+    return json.loads(footer[INDEX]) if INDEX in footer else None
+
+
+def _with_texts(indexed: Iterable[Facts], index: Mapping[str, Any], name: str) -> Iterator[Facts]:
+    """Rows of an index that are in one file of the corpus, with their texts; InputError unless these are what was indexed."""
+    path, file = Path(index["folder"]).expanduser() / name, index["files"][name]
+    column, limit, fix = index["text_column"], index["max_document_bytes"], "index it anew: dvc repro -f -s download"
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        what = f"a file of a ready corpus cannot be read ({error.strerror})"
+        raise InputError(what, where=path, fix=f"put it back, on every machine that works; or {fix}") from None
+    start = rows.Start(file["row"], file["byte"])
+    texts = enumerate(rows.read_rows(path, [column], limit, start), start.row)
+    for row in indexed:
+        wanted = json.loads(row["meta"])["row"]
+        where, text = next(
+            ((where, found[column]) for number, (where, found) in texts if number == wanted), (str(path), None)
+        )
+        text = rows.check_text(text, where, column, limit) if size == file["bytes"] else ""
+        if content_id(text) != row["id"]:
+            raise InputError("changed after it was indexed", where=where, fix=f"put it back as it was, or {fix}")
+        yield row | {"text": text}

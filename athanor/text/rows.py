@@ -15,14 +15,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from glob import has_magic
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from athanor.base.artifacts import sha256_bytes, sha256_file
 from athanor.base.errors import InputError
-from athanor.base.work import Facts
+from athanor.base.work import Facts, Tick, ignore
 from athanor.text import convert
 
 Files = list[tuple[str, Path]]  # name for provenance, path
@@ -48,6 +48,14 @@ JSON_ESCAPE_BYTES = 6  # a byte of text takes at most this many in a JSON string
 
 class MalformedRow(InputError):
     """One row that cannot be used; big data sets of others hold a few, and the source says how many it tolerates."""
+
+
+class Start(NamedTuple):
+    row: int
+    byte: int  # of JSON lines, unpacked
+
+
+BEGIN = Start(0, 0)
 
 
 def find(globs: Sequence[str]) -> Files:
@@ -82,29 +90,39 @@ def digest_of(files: Sequence[tuple[str, Path]]) -> str:
     return sha256_bytes("".join(f"{name}\0{sha256_file(path)}\n" for name, path in files).encode())
 
 
-def read_rows(path: Path, columns: Sequence[str], max_document_bytes: int) -> Iterator[tuple[str, Facts]]:
-    """Rows of one file as (where, row). `where` is `file:line`, or `file row N` for Parquet.
+def read_rows(
+    path: Path, columns: Sequence[str], max_document_bytes: int, start: Start = BEGIN, moved: Tick = ignore
+) -> Iterator[tuple[str, Facts]]:
+    """Rows of one file as (where, row). `where` is `file:line` (counted from the start), or `file row N` for Parquet.
 
     A file that is not of rows is one row, its text under `columns[0]`. Only
-    `columns` are read; one that is missing is an InputError.
+    `columns` are read; one that is missing is an InputError. `moved` hears the
+    first byte of the next line before a row of JSON lines is given.
     """
-    kind = _kind(path)
+    kind = file_kind(path)
     try:
         if kind == PARQUET:
-            yield from parquet_rows(pq.ParquetFile(path), str(path), columns, max_document_bytes)
+            yield from parquet_rows(pq.ParquetFile(path), str(path), columns, max_document_bytes, start=start.row)
             return
         with _open(path) as file:
             if kind in JSON_LINES:
-                yield from _json_rows(file, path, columns, max_document_bytes)
+                _skip(file, path, start.byte)
+                yield from _json_rows(file, path, columns, max_document_bytes, start.byte, moved)
             else:
                 yield str(path), {columns[0]: _text(file, path, kind, max_document_bytes)}
     except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
         raise InputError(f"cannot be read ({error})", where=path, fix="repair or replace the file") from None
 
 
-def holds_rows(path: Path) -> bool:
-    """Whether a file holds one document on each row, and is not one document itself."""
-    return _kind(path) in (*JSON_LINES, PARQUET)
+def kind_of_rows(path: Path) -> str | None:
+    """The kind of a file that holds one document on each row; None for other files.
+
+    JSON lines may end in .json where a writer numbered its parts: `part-00000.json.gz`, `0.json`.
+    """
+    name = path.name.lower()
+    kinds = (*JSON_LINES, ".json") if name.removeprefix("part-")[:1].isdigit() else JSON_LINES
+    is_lines = name.endswith(tuple(kind + packed for kind in kinds for packed in ("", *COMPRESSED)))
+    return JSON_LINES[0] if is_lines else PARQUET if name.endswith(PARQUET) else None
 
 
 def check_text(value: Any, where: str, column: str, max_document_bytes: int) -> str:
@@ -193,12 +211,14 @@ def _matches(folder: Path, patterns: Sequence[str], base: Path) -> Iterator[Path
                 )
 
 
-def _kind(path: Path) -> str:
+def file_kind(path: Path) -> str:
+    if kind := kind_of_rows(path):
+        return kind
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in COMPRESSED and suffixes[-2:-1] != [PARQUET]:
         suffixes.pop()
     kind = suffixes[-1] if suffixes else ".txt" if path.name.lower() in NAMED_TEXT_FILES else ""
-    if kind not in (TEXT | CODE) and kind not in (*convert.RAW_FACTOR, *JSON_LINES, PARQUET):
+    if kind not in (TEXT | CODE) and kind not in convert.RAW_FACTOR:
         fix = "use text, source code, .html, .ipynb, .pdf, .jsonl (these also .gz or .zst) or .parquet; or narrow the glob"
         if kind in (".json", ".csv"):
             fix = "write its rows as JSON lines (.jsonl): one JSON object on each line"
@@ -212,6 +232,14 @@ def _open(path: Path) -> IO[bytes] | gzip.GzipFile:
     if path.suffix.lower() == ".zst":  # the reader of zstandard takes a cut file for a shorter one
         return io.BufferedReader(pa.input_stream(str(path), compression="zstd"), 1 << 20)
     return open(path, "rb")
+
+
+def _skip(file: IO[bytes] | gzip.GzipFile, path: Path, count: int) -> None:
+    if path.suffix.lower() not in COMPRESSED:
+        file.seek(count)
+        return
+    while data := file.read(min(count, 1 << 20)):  # none of 0 bytes
+        count -= len(data)
 
 
 def _text(file: IO[bytes], path: Path, kind: str, max_document_bytes: int) -> str:
@@ -247,12 +275,12 @@ def _decode(data: bytes, where: str, line: int | None = None) -> str:
 
 
 def _json_rows(
-    file: IO[bytes], path: Path, columns: Sequence[str], max_document_bytes: int
+    file: IO[bytes], path: Path, columns: Sequence[str], max_document_bytes: int, position: int, moved: Tick
 ) -> Iterator[tuple[str, Facts]]:
     limit = JSON_ESCAPE_BYTES * max_document_bytes + (1 << 20)
     number = 0
     while line := file.readline(limit):
-        number += 1
+        number, position = number + 1, position + len(line)
         where = f"{path}:{number}"
         if len(line) == limit:
             raise too_large(where, max_document_bytes)
@@ -263,6 +291,7 @@ def _json_rows(
         for column in columns:
             if column not in row:
                 raise _no_column(column, list(row), where)
+        moved(position)
         yield where, {column: row[column] for column in columns}
 
 
@@ -273,14 +302,24 @@ def parquet_rows(
     max_document_bytes: int,
     groups: Iterable[int] | None = None,
     number: int = 0,
+    start: int = 0,
 ) -> Iterator[tuple[str, Facts]]:
-    """Rows of a Parquet file, or of some of its row groups, of which the first row has the number after `number`."""
+    """Rows of a Parquet file, or of some of its row groups, of which the first row has the number after `number`.
+
+    Those before row `start` (from 0) are not read.
+    """
     for column in columns:
         if column not in file.schema_arrow.names:
             raise _no_column(column, file.schema_arrow.names, name)
     for group in range(file.num_row_groups) if groups is None else groups:
-        size = _batch_rows(file.metadata.row_group(group), columns, f"{name} row group {group}", max_document_bytes)
+        header = file.metadata.row_group(group)
+        if number + header.num_rows <= start:
+            number += header.num_rows
+            continue
+        size = _batch_rows(header, columns, f"{name} row group {group}", max_document_bytes)
         for batch in file.iter_batches(batch_size=size, row_groups=[group], columns=list(columns)):
+            skipped = min(max(start - number, 0), batch.num_rows)
+            number, batch = number + skipped, batch.slice(skipped)
             arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
             for index in range(batch.num_rows):
                 number += 1

@@ -78,7 +78,7 @@ def write_raw(sources: dict[str, list[Document]], shard_bytes: int = 10**9, extr
     shutil.rmtree("data", ignore_errors=True)
     for name, documents in sources.items():
         write_shards(f"data/raw/{name}", documents, shard_bytes)
-    write_manifest("data/raw", kind="raw", version=1, counts={"note": extra})
+    write_manifest("data/raw", kind="raw", version=1, counts={}, note=extra)
 
 
 @pytest.fixture(autouse=True)
@@ -284,7 +284,7 @@ def test_labelled_files_of_abuse() -> None:
 
 
 def test_what_is_missing_is_named() -> None:
-    with pytest.raises(InputError, match="data/raw: no documents. Fix: run dvc repro download"):
+    with pytest.raises(InputError, match="data/raw/manifest.json: file not found. Fix: run the stage"):
         run_stage()
     write_raw(corpus())
     with pytest.raises(InputError, match="no source is named 'pages'; found: code, docs"):

@@ -100,15 +100,15 @@ def possible(fault: Fault, points: Counter[str]) -> bool:
 def damage(folder: Path, stage: str, fault: Fault, whole: list[Path]) -> Path:
     """Do to the newest whole checkpoint, or part of a download, what a fault says; returns what was damaged."""
     if stage == "download":
-        state = next(folder.glob(".athanor/slots/download/*/state.json"))
-        parts = sorted(state.parent.glob("part-*.parquet"))
-        hurt, path = state.parent, parts[-1] if parts and (fault.kind != "deleted" or fault.part < 0.5) else state
+        path = sorted(folder.glob(".athanor/slots/download/*/tasks/[!.]*/*.parquet"))[-1]
+        hurt = path.parent
+        path = hurt / "facts.json" if fault.kind == "deleted" and fault.part >= 0.5 else path
     else:
         in_state = fault.kind == "flipped state" or (fault.kind == "deleted" and fault.part < 0.5)
         hurt, path = whole[0], whole[0] / ("state.json" if in_state else "tensors.safetensors")
     content = bytearray(path.read_bytes())
     at = int(fault.part * len(content))
-    if fault.kind == "deleted" or (stage == "download" and path.name == "state.json"):
+    if fault.kind == "deleted":
         path.unlink()
         return hurt
     if fault.kind == "truncated":
@@ -165,10 +165,11 @@ class Watch:
         """Which kind of point a call on a file is: write, fsync, rename, renamed, remove; "" for none."""
         if path.startswith(SLOTS):
             parts = path.split("/")[4:]  # below the slot
+            parts = parts[1:] if parts[0:1] == ["tasks"] else parts
             top = parts[0] if parts else ""
             if top.lstrip(".").startswith("DONE"):
                 return "after-done" if call == "renamed" else "before-done"
-            if top.lstrip(".").startswith(("step_", "part-", "state.json")):
+            if top.lstrip(".").startswith(("step_", "0")):  # checkpoints, and tasks by number
                 inner = len(parts) > 1
                 if call in ("rename", "renamed") and inner:
                     return "write"  # a file of a checkpoint that is not published yet
@@ -290,24 +291,25 @@ def record_batches(watch: Watch) -> None:
 
 
 def record_rows(watch: Watch) -> None:
-    """Note a digest of every row the stream gives, and take Parquet's writes for points."""
+    """Note a digest of every row that is read, in tasks of a row group or two, and take Parquet's writes for points."""
     import pyarrow.parquet as pq
 
-    from athanor.sources import huggingface
+    from athanor.sources import hub_tasks, huggingface
 
+    hub_tasks.SHARD_BYTES = 100_000
     real_rows, real_open, real_write = huggingface.rows_of, pq.ParquetWriter.__init__, pq.ParquetWriter.write_table
-    real_probe, opened = huggingface.probe, []
+    real_probe, probing = huggingface.probe, []
 
-    def probe(*args: Any) -> tuple[int, int]:
-        opened.clear()
+    def probe(*args: Any) -> huggingface.Probe:
+        probing.append(True)
         try:
             return real_probe(*args)
         finally:
-            opened.append(True)
+            probing.clear()
 
     def rows_of(*args: Any) -> Iterator[dict[str, Any]]:
         for row in real_rows(*args):
-            if opened:  # before it, the first rows are only looked at
+            if not probing:  # there the first rows are only looked at
                 watch.note(row=sha256_bytes(json.dumps(row, sort_keys=True).encode())[:16])
             yield row
 

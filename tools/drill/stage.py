@@ -116,8 +116,7 @@ class Drill:
     def position(self, folder: Path, damaged: Damaged) -> int:
         """Where the next attempt has to go on: the tokens, or rows, that the newest whole checkpoint stands for."""
         if self.stage not in TRAINING:
-            states = list(folder.glob(f".athanor/slots/{self.stage}/*/state.json"))
-            return _rows_of_whole_parts(states[0]) if states else 0
+            return _rows_of_whole_tasks(folder)
         whole = self.whole(folder, damaged)
         return int(whole[0].name[5:]) * self.unit if whole else 0
 
@@ -153,7 +152,10 @@ class Drill:
             self.longer *= 2
             shutil.rmtree(self.base)
         self.quiet = self.scratch.folder(self.base / "quiet", self.params, self.stage)
-        self.scratch.fresh(self.stage, self.quiet)
+        if self.stage in TRAINING:
+            self.scratch.fresh(self.stage, self.quiet)
+        else:  # with tasks as small as those of the others
+            self.attempt(self.quiet)
         self.seconds = first.seconds
         if self.stage in TRAINING:  # the points of one checkpoint
             for kind in ("write", "fsync"):
@@ -274,7 +276,9 @@ class Drill:
     def contents(self, folder: Path) -> dict[str, str]:
         """Digests of what a full disk must leave alone: checkpoints, or parts of a download."""
         names = [path.relative_to(folder).as_posix() for path in compare.checkpoints(folder, self.stage)]
-        names += [path.relative_to(folder).as_posix() for path in folder.glob(".athanor/slots/*/*/part-*.parquet")]
+        names += [
+            path.relative_to(folder).as_posix() for path in folder.glob(".athanor/slots/*/*/tasks/[!.]*/*.parquet")
+        ]
         return {name: sha256_file(path) for name, path in compare.files(folder, names).items()}
 
 
@@ -287,15 +291,17 @@ def unit(stage: str, params: dict[str, Any]) -> int:
     return int(section.get("batch_tokens", 1))
 
 
-def _rows_of_whole_parts(path: Path) -> int:
-    """Rows that a download has up to the first part that is missing or damaged."""
-    state, rows = read_json(path), 0
-    for number, part in enumerate(state["parts"]):
-        file = path.with_name(f"part-{number:05d}.parquet")
-        if not file.is_file() or sha256_file(file) != part["sha256"]:
-            return rows
-        rows = part["rows"]
-    return int(state["rows"])
+def _rows_of_whole_tasks(folder: Path) -> int:
+    """Rows that a download has up to the first task that is missing or damaged."""
+    rows = 0
+    for number, task in enumerate(sorted(folder.glob(".athanor/slots/download/*/tasks/[!.]*"))):
+        facts: Any = read_json(task / "facts.json") if (task / "facts.json").is_file() else {"shards": [{"sha256": ""}]}
+        files = [task / f"{shard:05d}.parquet" for shard in range(len(facts["shards"]))]
+        hashes = [sha256_file(file) if file.is_file() else None for file in files]
+        if task.name != f"{number:06d}" or hashes != [shard["sha256"] for shard in facts["shards"]]:
+            break
+        rows += facts["rows"]
+    return rows
 
 
 def identity(path: Path) -> tuple[Path, int, int]:

@@ -7,6 +7,7 @@ shard) at a time.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -23,7 +24,7 @@ from athanor.base.strict import build
 from athanor.cleaning.measuring import SCORES
 from athanor.cleaning.params import CleanParams
 from athanor.runtime.dvc_lock import built_params
-from athanor.text.documents import shard_files
+from athanor.text.documents import index_of, read_rows, shard_files
 
 RAW, CLEAN, SHARDS = Path("data/raw"), Path("data/clean"), Path("data/shards")
 TOKENIZER, CLASSIFIERS, ITEMS = Path("models/tokenizer"), Path("models/classifiers"), Path("data/battery/items.jsonl")
@@ -105,6 +106,12 @@ class Corpus:
     def batches(self, file: Path, names: Sequence[str], rows: int = BATCH) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Columns of a file in batches, each with the number of its first row. Columns that are missing stay out."""
         parquet = self.open(file)
+        if "text" in names and index_of(parquet):
+            texts = read_rows(self.root / file)
+            for first in itertools.count(0, rows):
+                if not (found := list(itertools.islice(texts, rows))):
+                    return
+                yield first, pa.RecordBatch.from_pylist([{name: row[name] for name in names} for row in found])
         present = [name for name in names if name in parquet.schema_arrow.names]
         first = 0
         for batch in parquet.iter_batches(batch_size=rows, columns=present):
@@ -128,6 +135,9 @@ class Corpus:
         if missing:
             what = f"row {missing[0]} is wanted, there are {first}"
             raise InputError(what, where=str(file), fix="dvc checkout, so that data/raw is what data/clean was made of")
+        if rows and index_of(parquet):
+            with_texts = itertools.islice(read_rows(self.root / file), requested[-1] + 1)
+            rows |= {number: row for number, row in enumerate(with_texts) if number in rows}
         return rows
 
     # -- documents ----------------------------------------------------------
