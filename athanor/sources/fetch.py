@@ -144,8 +144,9 @@ class Fetcher:
             size = http.probe(source, folder.path)
             return Expected((1 + PARQUET_RATIO) * size, len(source.urls), size, "the web")
         if isinstance(source, RemoteSource):
-            size = remote.probe(source, self.progress_folder(*remote.slot(source)).path)
-            return Expected((1 + PARQUET_RATIO) * size, 0, size, "a store of objects")
+            missing = remote.probe(source, self.progress_folder(*remote.slot(source)).path)
+            size, more = sum(item.bytes for item in missing), ", …" if source.urls[1:] else ""
+            return Expected((1 + PARQUET_RATIO) * size, len(missing), size, source.urls[0] + more)
         if isinstance(source, CorpusSource):
             count, size = ready.probe(source)
             return Expected(ready.INDEX_RATIO * size, count, size, source.folder)

@@ -23,7 +23,7 @@ from typing import Any
 
 from athanor.base.artifacts import digest, naming, read_json, sha256_file, write_json
 from athanor.base.errors import InputError
-from athanor.base.work import Facts, MapShards
+from athanor.base.work import Facts, MapShards, check_stop
 from athanor.sources.params import RemoteSource
 from athanor.text import rows
 from athanor.text.rows import Files
@@ -60,9 +60,9 @@ def slot(source: RemoteSource) -> tuple[str, str, Facts]:
     return "remote", __name__, {"type": source.type, "urls": list(source.urls)}
 
 
-def probe(source: RemoteSource, folder: Path) -> int:
-    """Bytes that are not in `folder` yet; InputError where an object cannot be had, or is not the one of an earlier run."""
-    return sum(item.bytes for item in list_objects(source, folder) if not (folder / FILES / item.key).is_dir())
+def probe(source: RemoteSource, folder: Path) -> list[RemoteObject]:
+    """Objects that are not in `folder` yet; InputError where an object cannot be had, or is not the one of an earlier run."""
+    return [item for item in list_objects(source, folder) if not (folder / FILES / item.key).is_dir()]
 
 
 def fetch(source: RemoteSource, folder: Path, map_shards: MapShards) -> tuple[Files, list[Facts]]:
@@ -111,28 +111,33 @@ def receive(task: tuple[RemoteObject, Path], out: Path) -> Facts:
     """Bring one object into `out`; whoever was killed at it left a part, which is continued."""
     item, folder = task
     part = folder / PARTS / item.key  # not in `out`, which goes with a killed worker
-    _check_same(item, folder)
     part.touch()
     with naming(part), open(part, "r+b") as file:  # not "ab": a worker that was given up may write the same bytes there
-        start = file.seek(0, os.SEEK_END)
-        while start < item.bytes:
-            block = _block(item, start, min(start + BLOCK_BYTES, item.bytes))
+        start, end = file.seek(0, os.SEEK_END), -1
+        while end < item.bytes:
+            end = min(start + BLOCK_BYTES, item.bytes)
+            block = _block(item, start, end, folder)
             _check_same(item, folder)  # before it is kept
             start += file.write(block)
             file.flush()
             os.fsync(file.fileno())  # its length is what a resumed run believes
+            check_stop()
     checksum = sha256_file(part)
     os.replace(part, out / item.file_name)
     return {"sha256": checksum}
 
 
-def _block(item: RemoteObject, start: int, end: int) -> bytes:
-    with _asking(item.url) as (store, path):
-        block = store.cat_file(path, start=start, end=end)
-    if len(block) != end - start:
+def _block(item: RemoteObject, start: int, end: int, folder: Path) -> bytes:
+    try:
+        with _asking(item.url) as (store, path):
+            block = store.cat_file(path, start=start, end=end) if start < end else b""
+        if len(block) == end - start:
+            return block
         what = f"{len(block):,} of {end - start:,} bytes came"
         raise InputError(what, where=item.url, fix="run again: what was received is kept")
-    return block
+    except InputError:
+        _check_same(item, folder)  # a range that is not there is one of a shorter object
+        raise
 
 
 def _check_same(item: RemoteObject, folder: Path) -> None:

@@ -7,6 +7,7 @@ import http.server
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -159,6 +160,7 @@ def fetcher(folder: Path, workers: int = 1) -> Fetcher:
 
 
 def fetched(folder: Path, *urls: str, **changes: Any) -> dict[str, Any]:
+    shutil.rmtree(folder / "raw", ignore_errors=True)
     made, of = fetcher(folder), source(*(urls or (ALL,)), **changes)
     made.probe(of)
     return made.fetch(of, None)["far"][1]
@@ -308,11 +310,12 @@ def test_a_public_bucket_needs_no_key(store, tmp_path, monkeypatch):
 
 
 @with_store
-def test_an_object_that_changes_while_it_is_read(store, tmp_path):
+@pytest.mark.parametrize("rows", [BIG_ROWS, 1], ids=["as long", "shorter"])
+def test_an_object_that_changes_while_it_is_read(store, tmp_path, rows):
     def change(method: str, path: str, span: str) -> None:
         if method == "GET" and path == f"/private/{BIG}" and not span.startswith("bytes=0-"):
             store.before = lambda *_: None
-            store.put(BIG, lines("another", BIG_ROWS, 1 << 20))
+            store.put(BIG, lines("another", rows, 1 << 20))
 
     store.before = change
     said = refusal(lambda: fetched(tmp_path), store)
