@@ -71,6 +71,7 @@ def index(source: CorpusSource, raw: Path, slot: Path, val_fraction: float, map_
         tasks[task] = {"source": source, "files": batch, "val_fraction": val_fraction}
         sizes[task] = sum(size for _, size, _ in state)
     made, tally, count = slot / "index", Tally(), 0
+    (raw / source.name).mkdir(parents=True, exist_ok=True)
     for name, facts in map_shards(index_files, tasks, made, desc=source.name, sizes=sizes).items():
         tally.merge(facts)
         for reason, number in facts["left_out"].items():

@@ -12,9 +12,12 @@ from typing import Any
 
 from athanor.base.strict import build
 from athanor.sources import select
+from athanor.sources.datapath import Host
 from athanor.sources.params import FilesSource
 from athanor.text import rows
 from athanor.text.documents import Document
+
+ROOMY = Host(2, "processes", 1e15, 1e12, 1e5, 65530, 1e12)
 
 
 def source(*globs: object, **changes: Any) -> FilesSource:
