@@ -19,7 +19,7 @@ from athanor.base.errors import InputError
 from athanor.base.host import free_memory_bytes
 from athanor.sources import ready
 from athanor.sources.params import CorpusSource, DownloadParams, FilesSource, names_of
-from athanor.text import rows
+from athanor.text import globs
 from athanor.text.documents import SHARD_BYTES
 
 # Bytes on the disk of a byte of text: Parquet of raw and of clean text (0.37; English prose 0.36).
@@ -127,7 +127,7 @@ def text_of(download: DownloadParams) -> dict[str, float]:
             if isinstance(source, CorpusSource):
                 size = ready.TEXT_FACTOR * sum(path.stat().st_size for _, path in ready.find(source))
             elif isinstance(source, FilesSource):
-                size = sum(path.stat().st_size for _, path in rows.find(source.globs))
+                size = sum(path.stat().st_size for _, path in globs.find(source.globs))
         names = names_of(source)
         text |= dict.fromkeys(names, max(size / len(names), source.min_bytes))
     return text

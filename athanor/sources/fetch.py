@@ -55,9 +55,9 @@ from athanor.sources.params import (
     without_query,
 )
 from athanor.sources.raw_shards import RawWriter, Tally, check_size
-from athanor.text import rows
+from athanor.text import globs
 from athanor.text.documents import Document
-from athanor.text.rows import Files
+from athanor.text.globs import Files
 
 HUB_SLOT = "hub"
 HTTP_SLOT = "web"  # not the module's name: a slot under another name would fetch everything again
@@ -151,7 +151,7 @@ class Fetcher:
             count, size = ready.probe(source)
             return Expected(ready.INDEX_RATIO * size, count, size, source.folder)
         if isinstance(source, FilesSource):
-            files = rows.find(source.globs)
+            files = globs.find(source.globs)
             size = sum(path.stat().st_size for _, path in files)
             return Expected(PARQUET_RATIO * size, len(files), size, "this machine")
         return Expected(0.0)
@@ -193,9 +193,9 @@ class Fetcher:
         return {name: writer.tally for name, writer in writers.items()}
 
     def _files(self, source: FilesSource) -> tuple[Tally, Facts]:
-        files = rows.find(source.globs)
+        files = globs.find(source.globs)
         tally, facts = self._read(source, files)
-        return tally, {"files": len(files), "files_sha256": rows.digest_of(files)} | facts
+        return tally, {"files": len(files), "files_sha256": globs.digest_of(files)} | facts
 
     def _remote(self, source: RemoteSource) -> tuple[Tally, Facts]:
         with self._locked_folder(*remote.slot(source)) as folder:

@@ -26,7 +26,7 @@ from athanor.base.artifacts import naming, read_json, sha256_bytes, sha256_file,
 from athanor.base.errors import InputError
 from athanor.base.work import Facts, MapShards, check_stop
 from athanor.sources.params import HttpSource, RemoteFile, without_query
-from athanor.text.rows import Files
+from athanor.text.globs import Files
 
 DONE = "fetched"  # the folder of what the executor knows of finished files
 TRIES = 6  # in a row without one new byte
