@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from athanor.base.artifacts import read_json, write_json
+from athanor.base.artifacts import digest, read_json, write_json
 from athanor.base.work import Facts, MapShards, check_stop
 from athanor.sources import huggingface, select
 from athanor.sources.file_tasks import PACKED
@@ -101,9 +101,11 @@ def _read(source: HuggingFaceSource, folder: Path, val_fraction: float, map_shar
         budget = {unit: limit - getattr(done, unit) for unit, limit in limits.items()}
         tasks, sizes, end = {}, {}, position
         for count in groups:
-            chosen, name = pieces[end : end + count], f"{len(results) + len(tasks):06d}"
-            named = [(opened.files[place[FILE]], *place) for place in chosen[:, : FIRST + 1].tolist()]
-            tasks[name] = common | {"pieces": named, "limits": budget, "skip": skip}
+            chosen = pieces[end : end + count, : FIRST + 1].tolist()
+            task = {"pieces": chosen, "limits": budget, "skip": skip}
+            name = f"{len(results) + len(tasks):06d}-{digest([task, str(enough)])[:8]}"  # of other code: another task
+            named = [(opened.files[place[FILE]], *place) for place in chosen]
+            tasks[name] = common | task | {"pieces": named}
             sizes[name] = int(estimates[end : end + count].sum())
             end += count
         for name, facts in map_shards(read_pieces, tasks, folder / TASKS, desc=source.name, sizes=sizes).items():
