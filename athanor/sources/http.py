@@ -102,12 +102,8 @@ def final_addresses(files: Files) -> dict[str, str]:
 
 def facts(source: HttpSource, files: Files) -> Facts:
     """Provenance: address, size and hash of every file."""
-    hashes = [read_json(_notes(path))["sha256"] for _, path in files]
-    sizes = [
-        {"url": url, "bytes": path.stat().st_size, "sha256": sha256}
-        for (url, path), sha256 in zip(files, hashes, strict=True)
-    ]
-    return {"urls": sizes, "license": source.license}
+    urls = [{"url": u, "bytes": p.stat().st_size, "sha256": read_json(_notes(p))["sha256"]} for u, p in files]
+    return {"urls": urls, "license": source.license}
 
 
 def _is_complete(path: Path, file: RemoteFile) -> bool:
