@@ -336,8 +336,7 @@ def check_sources(
             problems.append((where, error))
         tick(1)
     path = datapath.after_download(download, needed)
-    limit = datapath.first_limit(path, host)
-    if needed and limit.share > 1:
+    if needed and (limit := datapath.first_limit(path, host)).share > 1:
         problems.append(("", InputError(str(limit), where="data path", fix=limit.fix)))
     if len(problems) == 1:
         where, error = problems[0]
