@@ -15,8 +15,9 @@ from athanor.runtime.machine import machine
 from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
 from athanor.runtime.slots import Slot
-from athanor.sources import benchmarks, datapath, docstrings, identity, messages
+from athanor.sources import benchmarks, docstrings, identity, messages
 from athanor.sources.battery_params import BatteryParams
+from athanor.sources.datapath import Host
 from athanor.sources.exercises.build import battery_items, check_held_out, training_conversations
 from athanor.sources.fetch import Fetcher, Tally, check_pinned, check_sources
 from athanor.sources.holdout import check_validation, remarks, untaught
@@ -92,13 +93,10 @@ def run(run: Run) -> None:
 
 def open_sources(run: Run, download: DownloadParams, instruct: InstructParams) -> None:
     """Nothing is fetched before every source has been opened, and all stages of the data path have room."""
-    here = datapath.Host.here(run.root, machine().workers, machine().executor)
+    here = Host.here(run.root, machine().workers, machine().executor)
     look = fetcher(run, Path(), download.val_fraction).probe
     with run.progress(None, "opening the sources", "sources") as bar:
-        hear = {"note": run.note, "tick": bar.update, "stop": run.stop_requested}
-        needed = check_sources(download, instruct, look, here.disk, **hear)
-    if text := datapath.check(download, needed, here):
-        run.note(text)
+        check_sources(download, instruct, look, here, note=run.note, tick=bar.update, stop=run.stop_requested)
 
 
 def fetcher(run: Run, raw: Path, val_fraction: float) -> Fetcher:

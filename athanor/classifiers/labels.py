@@ -10,7 +10,7 @@ from athanor.base.errors import InputError
 from athanor.base.work import Facts
 from athanor.classifiers.params import ClassifiersParams, QualityLabels, ToxicityLabels
 from athanor.classifiers.sample import Labeller, Sampled, sample_rows
-from athanor.text import rows
+from athanor.text import globs, rows
 from athanor.text.documents import Document, read_documents, shard_files
 
 MAX_ROW_BYTES = 16_000_000  # of a labelled text
@@ -41,7 +41,7 @@ def toxicity_rows(
     if labels.source and labels.source not in shard_files(folder):
         fix = "name one of download.labels"
         raise InputError(f"no such labels: '{labels.source}'", where="classifiers.toxicity_labels.source", fix=fix)
-    files, columns = rows.find(labels.globs) if labels.globs else [], [labels.text_column, labels.label_column]
+    files, columns = globs.find(labels.globs) if labels.globs else [], [labels.text_column, labels.label_column]
 
     def read() -> Iterator[tuple[str, str, bool | None]]:
         for path in shard_files(folder)[labels.source] if labels.source else ():
@@ -59,4 +59,4 @@ def toxicity_rows(
         raise InputError("no row has a usable label", where="classifiers.toxicity_labels", fix=fix)
     if labels.source:
         return labelled_rows, {"source": labels.source, "rows": len(labelled_rows)}
-    return labelled_rows, {"files": len(files), "files_sha256": rows.digest_of(files), "rows": len(labelled_rows)}
+    return labelled_rows, {"files": len(files), "files_sha256": globs.digest_of(files), "rows": len(labelled_rows)}

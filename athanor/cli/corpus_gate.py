@@ -18,7 +18,7 @@ from athanor.cleaning.params import RuleParams
 from athanor.sources import messages, select
 from athanor.sources.instruct_params import MessagesSource
 from athanor.sources.params import FilesSource
-from athanor.text import rows
+from athanor.text import globs
 from athanor.text.documents import Document
 from athanor.words.words import tokenise
 
@@ -70,7 +70,7 @@ def read_beginning(source: FilesSource) -> tuple[list[Document], bool]:
     """The first documents of a source, and whether they are all; InputError for files among them that cannot be read."""
     documents: list[Document] = []
     size, unreadable = 0, select.Unreadable()
-    files = rows.find(source.globs)
+    files = globs.find(source.globs)
     for file in files:
         try:
             for document in select.documents(source, [file], 0.0):

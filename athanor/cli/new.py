@@ -28,7 +28,7 @@ from athanor.runtime.schema import check_file
 from athanor.sizing.optimiser import MAX_WARMUP, derive, half_life
 from athanor.sources import select
 from athanor.sources.params import FilesSource
-from athanor.text import rows
+from athanor.text import globs, rows
 from athanor.text.documents import Document
 
 PARAMS = Path("params.yaml")
@@ -66,7 +66,7 @@ class Ending:
 def look(folder: Path) -> dict[str, Ending]:
     """Every file of the folder by its ending, or by its name where it has none."""
     found: dict[str, Ending] = defaultdict(Ending)
-    for name, path in rows.find([f"{folder.as_posix()}/**/*"]):
+    for name, path in globs.find([f"{folder.as_posix()}/**/*"]):
         ending = found[pattern_of(path)]
         ending.files += 1
         ending.bytes += path.stat().st_size

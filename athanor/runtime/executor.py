@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import os
 import pkgutil
 import shutil
@@ -253,7 +254,7 @@ def in_processes(remaining: dict[str, None], call_of: Callable[[str], Call], wor
         waiting, running = iter(list(remaining)), {}
         try:
             while True:
-                for name in (name for name, _ in zip(waiting, range(2 * workers - len(running)), strict=False)):
+                for name in itertools.islice(waiting, 2 * workers - len(running)):
                     running[pool.submit(run_call, call_of(name))] = name
                 if not running:
                     break

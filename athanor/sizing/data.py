@@ -10,7 +10,7 @@ from typing import Any
 from athanor.base.artifacts import read_json
 from athanor.sizing.laws import PYTHON, WEB, LossLaw
 from athanor.sources.params import FilesSource, HuggingFaceSource, PythonSource
-from athanor.text import rows
+from athanor.text import globs
 
 PYTHON_TOKENS, BYTES_PER_TOKEN = 2_500_000, 3.5  # of the standard library, with 4,096 ids
 PROSE_BYTES_PER_TOKEN = 4.3
@@ -71,7 +71,7 @@ def _documents(root: Path, built: Mapping[str, Any], hub: bool) -> tuple[float, 
         if isinstance(source, PythonSource):
             tokens += PYTHON_TOKENS
         elif isinstance(source, FilesSource):
-            tokens += sum(path.stat().st_size for _, path in rows.find(source.globs)) / BYTES_PER_TOKEN
+            tokens += sum(path.stat().st_size for _, path in globs.find(source.globs)) / BYTES_PER_TOKEN
         else:
             tokens += (getattr(source, "max_bytes", None) or 0) / BYTES_PER_TOKEN or PYTHON_TOKENS
     return max(tokens, 1.0), BYTES_PER_TOKEN

@@ -17,8 +17,9 @@ from pathlib import Path
 
 from athanor.base.errors import InputError
 from athanor.base.host import free_memory_bytes
-from athanor.sources.params import DownloadParams, names_of
-from athanor.text import rows
+from athanor.sources import ready
+from athanor.sources.params import CorpusSource, DownloadParams, FilesSource, names_of
+from athanor.text import globs
 from athanor.text.documents import SHARD_BYTES
 
 # Bytes on the disk of a byte of text: Parquet of raw and of clean text (0.37; English prose 0.36).
@@ -123,16 +124,28 @@ def text_of(download: DownloadParams) -> dict[str, float]:
     for source in download.sources:
         size = getattr(source, "max_bytes", None) or 0
         with contextlib.suppress(InputError):  # no such file: the stage says so
-            size = size or sum(path.stat().st_size for _, path in rows.find(getattr(source, "globs", ())))
+            if isinstance(source, CorpusSource):
+                size = ready.TEXT_FACTOR * sum(path.stat().st_size for _, path in ready.find(source))
+            elif isinstance(source, FilesSource):
+                size = sum(path.stat().st_size for _, path in globs.find(source.globs))
         names = names_of(source)
         text |= dict.fromkeys(names, max(size / len(names), source.min_bytes))
     return text
 
 
+def raw_disk(download: DownloadParams, text: Mapping[str, float]) -> float:
+    """Bytes of data/raw with so many bytes of text by source. A ready corpus has an index there."""
+    index = ready.INDEX_RATIO / ready.TEXT_FACTOR
+    ratios = {
+        name: index if isinstance(s, CorpusSource) else PARQUET_RATIO for s in download.sources for name in names_of(s)
+    }
+    return sum(ratios[name] * size for name, size in text.items())
+
+
 def needs(
     text: Mapping[str, float],
     *,
-    download_disk: float | None = None,
+    download_disk: float = 0.0,
     samples: Mapping[str, int] | None = None,
     tokens: float | None = None,
     shard_tokens: float = 1e8,
@@ -141,7 +154,7 @@ def needs(
 ) -> list[Need]:
     """What each stage needs for so many bytes of text by source.
 
-    `download_disk`: what is still to come of data/raw. `samples`: bytes that a
+    `download_disk`: what is to come of data/raw. `samples`: bytes that a
     stage learns from. `tokens` of all streams, None for each token once. `copies`: 2 where DVC's cache copies outputs.
     """
     total = sum(text.values())
@@ -151,7 +164,7 @@ def needs(
     raw, spool = PARQUET_RATIO * total, id_bytes * tokens_once + SPOOLED * documents
     sharded = id_bytes * tokens + SHARDED * documents * tokens / max(tokens_once, 1)
     disk = {  # stays, goes
-        "download": (copies * (raw if download_disk is None else download_disk), 0.0),
+        "download": (copies * download_disk, 0.0),
         "train-classifiers": (0.0, 0.0),
         "clean": (raw + MEASURED * documents + copies * raw, raw + WORK * documents),
         "train-tokenizer": (0.0, 0.0),
@@ -204,15 +217,7 @@ def first_limit(path: Sequence[Need], host: Host) -> Limit:
     return next((limit for limit in found if limit.share > 1), max(found, key=lambda limit: limit.share))
 
 
-def check(download: DownloadParams, to_come: float, host: Host) -> str:
-    """InputError for the first limit that the data path will meet, with `to_come` bytes of raw data; else a note on them."""
+def after_download(download: DownloadParams, to_come: float) -> list[Need]:
+    """What the stages need when `to_come` bytes of data/raw are still to be written."""
     text = text_of(download)
-    unknown = max(to_come - sum(text.values()), 0.0)  # of sources without a budget
-    path = needs({**text, "": unknown}, download_disk=to_come)
-    limit = first_limit(path, host)
-    if to_come and limit.share > 1:
-        raise InputError(f"{limit}; nothing was fetched", where="data path", fix=limit.fix)
-    if to_come < 1e8:
-        return ""
-    sizes = (f"{size / GB:,.1f} GB" for size in (to_come, sum(need.disk for need in path), host.disk))
-    return "all sources can be read; about {} are to come, {} with what is made of them, {} are free".format(*sizes)
+    return needs({**text, "": max(to_come - sum(text.values()), 0.0)}, download_disk=to_come)  # "": without a budget

@@ -5,8 +5,8 @@ The stage passes in what it provides: progress bars and folders for saved progre
 Before the first source is fetched, `check_sources` opens all of them, so that
 a mistake in the ninth is reported now and not after hours: a data set is opened
 and its first rows are read as they will be, a server is asked for the size of
-its files, globs are matched, and the disk space that all of it will take is
-compared with what is free. All problems are one error.
+its files, globs are matched, and what the whole data path will take of disk,
+memory and open files is compared with what there is. All problems are one error.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from athanor.base.artifacts import digest
 from athanor.base.errors import InputError, Interrupted, ParamsError
 from athanor.base.work import Facts, MapShards, Tick, ignore, never, stopping
 from athanor.sources import (
+    datapath,
     docstrings,
     file_tasks,
     holdout,
@@ -54,9 +55,9 @@ from athanor.sources.params import (
     without_query,
 )
 from athanor.sources.raw_shards import RawWriter, Tally, check_size
-from athanor.text import rows
+from athanor.text import globs
 from athanor.text.documents import Document
-from athanor.text.rows import Files
+from athanor.text.globs import Files
 
 HUB_SLOT = "hub"
 HTTP_SLOT = "web"  # not the module's name: a slot under another name would fetch everything again
@@ -150,7 +151,7 @@ class Fetcher:
             count, size = ready.probe(source)
             return Expected(ready.INDEX_RATIO * size, count, size, source.folder)
         if isinstance(source, FilesSource):
-            files = rows.find(source.globs)
+            files = globs.find(source.globs)
             size = sum(path.stat().st_size for _, path in files)
             return Expected(PARQUET_RATIO * size, len(files), size, "this machine")
         return Expected(0.0)
@@ -192,9 +193,9 @@ class Fetcher:
         return {name: writer.tally for name, writer in writers.items()}
 
     def _files(self, source: FilesSource) -> tuple[Tally, Facts]:
-        files = rows.find(source.globs)
+        files = globs.find(source.globs)
         tally, facts = self._read(source, files)
-        return tally, {"files": len(files), "files_sha256": rows.digest_of(files)} | facts
+        return tally, {"files": len(files), "files_sha256": globs.digest_of(files)} | facts
 
     def _remote(self, source: RemoteSource) -> tuple[Tally, Facts]:
         with self._locked_folder(*remote.slot(source)) as folder:
@@ -299,7 +300,7 @@ def check_sources(
     download: DownloadParams,
     instruct: InstructParams,
     probe: Callable[[DocumentSource], Expected],
-    free_bytes: int,
+    host: datapath.Host,
     *,
     note: Callable[[str], None] = ignore,
     tick: Tick = ignore,
@@ -307,7 +308,8 @@ def check_sources(
 ) -> float:
     """Open every source; returns the bytes that they will take on the disk. InputError with all that is wrong.
 
-    `probe` opens a source of documents; `note` hears its files, their bytes and where they lie.
+    `probe` opens a source of documents; `note` hears its files, their bytes and where they lie. Limits of the `host`
+    are those of the whole data path.
     """
     checks: list[tuple[str, Callable[[Any], Expected], Any]] = [
         (f"download.{key}[{number}] ({names_of(source)[0]})", probe, source)
@@ -333,15 +335,16 @@ def check_sources(
                 raise  # of the others too
             problems.append((where, error))
         tick(1)
-    if needed > free_bytes:
-        what = f"the sources will take about {needed / 1e9:,.1f} GB on the disk, which has room for {free_bytes / 1e9:,.1f} GB"
-        problems.append(
-            ("", InputError(what, where="download.sources", fix="free some space, or lower their max_bytes"))
-        )
+    path = datapath.after_download(download, needed)
+    if needed and (limit := datapath.first_limit(path, host)).share > 1:
+        problems.append(("", InputError(str(limit), where="data path", fix=limit.fix)))
     if len(problems) == 1:
         where, error = problems[0]
         raise InputError(error.what, where=": ".join(piece for piece in (where, error.where) if piece), fix=error.fix)
     if problems:
         details = "; ".join(f"{where}: {error}" if where else str(error) for where, error in problems)
         raise InputError(f"{len(problems)} things are wrong with the sources; nothing was fetched: {details}")
+    if needed > 1e8:
+        sizes = (f"{size / 1e9:,.1f} GB" for size in (needed, sum(need.disk for need in path), host.disk))
+        note("all sources can be read; {} are to come, {} with what is made of them, {} are free".format(*sizes))
     return needed

@@ -15,7 +15,7 @@ from athanor.sources.params import FilesSource, HttpSource, RemoteSource
 from athanor.sources.raw_shards import RawWriter, Tally, publish
 from athanor.text import rows
 from athanor.text.documents import SHARD_BYTES, in_batches
-from athanor.text.rows import Files
+from athanor.text.globs import Files
 
 PACKED = 4  # bytes of text of a byte of a compressed file, about
 

@@ -26,7 +26,7 @@ from athanor.base.artifacts import naming, read_json, sha256_bytes, sha256_file,
 from athanor.base.errors import InputError
 from athanor.base.work import Facts, MapShards, check_stop
 from athanor.sources.params import HttpSource, RemoteFile, without_query
-from athanor.text.rows import Files
+from athanor.text.globs import Files
 
 DONE = "fetched"  # the folder of what the executor knows of finished files
 TRIES = 6  # in a row without one new byte
@@ -102,12 +102,8 @@ def final_addresses(files: Files) -> dict[str, str]:
 
 def facts(source: HttpSource, files: Files) -> Facts:
     """Provenance: address, size and hash of every file."""
-    hashes = [read_json(_notes(path))["sha256"] for _, path in files]
-    sizes = [
-        {"url": url, "bytes": path.stat().st_size, "sha256": sha256}
-        for (url, path), sha256 in zip(files, hashes, strict=True)
-    ]
-    return {"urls": sizes, "license": source.license}
+    urls = [{"url": u, "bytes": p.stat().st_size, "sha256": read_json(_notes(p))["sha256"]} for u, p in files]
+    return {"urls": urls, "license": source.license}
 
 
 def _is_complete(path: Path, file: RemoteFile) -> bool:

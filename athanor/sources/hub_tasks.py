@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from athanor.base.artifacts import read_json, write_json
+from athanor.base.artifacts import digest, read_json, write_json
 from athanor.base.work import Facts, MapShards, check_stop
 from athanor.sources import huggingface, select
 from athanor.sources.file_tasks import PACKED
@@ -85,8 +85,7 @@ def drawn(source: HuggingFaceSource) -> bool:
 def _read(source: HuggingFaceSource, folder: Path, val_fraction: float, map_shards: MapShards) -> dict[str, Facts]:
     """The facts of the tasks that the corpus is made of, in its order."""
     opened = huggingface.open_set(source)
-    pieces, skip = _skipped(pieces_of(source, opened, folder, map_shards), source.skip_documents)
-    enough = math.inf
+    pieces, skip, enough = pieces_of(source, opened, folder, map_shards), source.skip_documents, math.inf
     if drawn(source):
         if source.max_bytes is not None:
             enough = max(2 * source.max_bytes // max(len(pieces), 1), SMALL_PIECE)
@@ -97,13 +96,16 @@ def _read(source: HuggingFaceSource, folder: Path, val_fraction: float, map_shar
     estimates = np.minimum(pieces[:, SIZE], enough)
     while position < len(pieces) and not done.reaches(limits):
         amounts = _amounts(done, seen, pieces, limits)
-        groups = [len(pieces) - position] if skip else list(_groups(estimates[position:], *amounts))
+        # The task that skips ends with the piece where it began to take rows.
+        groups = [len(pieces)] if skip else list(_groups(estimates[position:], *amounts))
         budget = {unit: limit - getattr(done, unit) for unit, limit in limits.items()}
         tasks, sizes, end = {}, {}, position
         for count in groups:
-            chosen, name = pieces[end : end + count], f"{len(results) + len(tasks):06d}"
-            named = [(opened.files[place[FILE]], *place) for place in chosen[:, : FIRST + 1].tolist()]
-            tasks[name] = common | {"pieces": named, "limits": budget, "skip": skip}
+            chosen = pieces[end : end + count, : FIRST + 1].tolist()
+            task = {"pieces": chosen, "limits": budget, "skip": skip}
+            name = f"{len(results) + len(tasks):06d}-{digest([task, str(enough)])[:8]}"  # of other code: another task
+            named = [(opened.files[place[FILE]], *place) for place in chosen]
+            tasks[name] = common | task | {"pieces": named}
             sizes[name] = int(estimates[end : end + count].sum())
             end += count
         for name, facts in map_shards(read_pieces, tasks, folder / TASKS, desc=source.name, sizes=sizes).items():
@@ -135,6 +137,7 @@ def _amounts(done: Tally, seen: float, pieces: np.ndarray, limits: Mapping[str, 
     for unit, limit in limits.items():
         if unit in kept:
             amount = min(amount, (limit - getattr(done, unit)) / kept[unit])
+    amount = max(amount, seen / 16)  # or a source that gives less and less would take waves without number
     return amount, SHARD_BYTES / min(max(kept.get("bytes", 1 / 64), 1 / 64), 64)
 
 
@@ -166,7 +169,7 @@ def pieces_of(source: HuggingFaceSource, opened: DataSet, folder: Path, map_shar
     }
     found = map_shards(read_footers, tasks, folder / "footers", desc=f"{source.name}, row groups")
     footers = [np.array(groups, np.int64).reshape(-1, 2) for facts in found.values() for groups in facts["files"]]
-    return np.concatenate([_groups_of(number, groups) for number, groups in enumerate(footers)])
+    return np.concatenate([_groups_of(*pair) for pair in zip(range(len(opened.files)), footers, strict=True)])
 
 
 def _groups_of(number: int, groups: np.ndarray) -> np.ndarray:
@@ -174,12 +177,6 @@ def _groups_of(number: int, groups: np.ndarray) -> np.ndarray:
     table[:, FILE], table[:, GROUP], table[:, ROWS:] = number, np.arange(len(groups)), groups
     table[:, FIRST] = np.cumsum(groups[:, 0]) - groups[:, 0]
     return table
-
-
-def _skipped(pieces: np.ndarray, skip: int) -> tuple[np.ndarray, int]:
-    """The pieces without those that lie before row `skip` of the data set, as far as rows are known, and the rest of it."""
-    whole = int(np.searchsorted(np.cumsum(pieces[:, ROWS]), skip, side="right")) if pieces[:, ROWS].any() else 0
-    return pieces[whole:], skip - int(pieces[:whole, ROWS].sum())
 
 
 def _check_malformed(source: HuggingFaceSource, results: Mapping[str, Facts], *, ended: bool) -> None:

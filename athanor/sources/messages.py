@@ -13,10 +13,11 @@ from athanor.base.errors import InputError
 from athanor.base.work import Facts, Tick, ignore
 from athanor.sources import huggingface, select
 from athanor.sources.instruct_params import ChatSelection, MessagesSource
-from athanor.text import rows
+from athanor.text import globs, rows
 from athanor.text.conversations import ROLES, Conversation, Message, Messages, check_messages
 from athanor.text.documents import split_of
-from athanor.text.rows import Files, MalformedRow
+from athanor.text.globs import Files
+from athanor.text.rows import MalformedRow
 
 MAX_ROW_BYTES = 64 << 20
 SHAPE = 'use [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]'
@@ -98,10 +99,10 @@ def find(source: MessagesSource) -> Files:
         return []
     path = Path(source.files).expanduser()
     if not path.is_dir():
-        return rows.find([source.files])
+        return globs.find([source.files])
     patterns = [f"**/*{suffix}" for suffix in (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")]
     present = [pattern for pattern in patterns if any(path.glob(pattern))] or patterns[:1]
-    return rows.find([str(path / pattern) for pattern in present])
+    return globs.find([str(path / pattern) for pattern in present])
 
 
 def probe(source: MessagesSource) -> float:

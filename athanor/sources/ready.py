@@ -23,9 +23,10 @@ from athanor.base.work import Facts, MapShards
 from athanor.sources import select
 from athanor.sources.params import CorpusSource
 from athanor.sources.raw_shards import Tally
-from athanor.text import rows
+from athanor.text import globs, rows
 from athanor.text.documents import INDEX, INDEX_SCHEMA, SHARD_BYTES, Document, ShardWriter, in_batches
-from athanor.text.rows import BEGIN, Files, Start
+from athanor.text.globs import Files
+from athanor.text.rows import BEGIN, Start
 
 TEXT_FACTOR = 2.5  # bytes of text in a byte of a compressed file; only for shards of about the same size
 INDEX_RATIO = 0.02  # bytes of index for a byte on disk
@@ -37,7 +38,7 @@ def find(source: CorpusSource) -> Files:
     folder = Path(source.folder).expanduser()
     if not folder.is_dir():
         raise InputError("no such folder", where=source.folder, fix="correct folder in params.yaml, or mount it")
-    found = rows.find([f"{source.folder}/**/*"])
+    found = globs.find([f"{source.folder}/**/*"])
     visible = [(name, path) for name, path in found if not any(part[0] in "._" for part in Path(name).parts)]
     files = [(name, path) for name, path in visible if rows.kind_of_rows(path)]
     if not files:
@@ -71,6 +72,7 @@ def index(source: CorpusSource, raw: Path, slot: Path, val_fraction: float, map_
         tasks[task] = {"source": source, "files": batch, "val_fraction": val_fraction}
         sizes[task] = sum(size for _, size, _ in state)
     made, tally, count = slot / "index", Tally(), 0
+    (raw / source.name).mkdir(parents=True, exist_ok=True)
     for name, facts in map_shards(index_files, tasks, made, desc=source.name, sizes=sizes).items():
         tally.merge(facts)
         for reason, number in facts["left_out"].items():

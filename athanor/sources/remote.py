@@ -26,7 +26,7 @@ from athanor.base.errors import InputError
 from athanor.base.work import Facts, MapShards, check_stop
 from athanor.sources.params import RemoteSource
 from athanor.text import rows
-from athanor.text.rows import Files
+from athanor.text.globs import Files
 
 BLOCK_BYTES = 16 << 20  # of one request: what a kill or a lost connection costs
 LISTING, FILES, PARTS = "listing.json", "files", "parts"

@@ -19,7 +19,8 @@ from athanor.sources.params import RowSource, template_columns
 from athanor.sources.selection import Filter
 from athanor.text import rows
 from athanor.text.documents import NEIGHBOURHOOD, Document, content_id, split_of
-from athanor.text.rows import Files, MalformedRow, check_text
+from athanor.text.globs import Files
+from athanor.text.rows import MalformedRow, check_text
 
 MALFORMED_BASIS = 10_000  # rows that the share is taken of while fewer are read: one odd row at the start is no share
 

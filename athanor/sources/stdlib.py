@@ -22,7 +22,7 @@ from pathlib import Path
 
 from athanor.base.errors import InputError
 from athanor.base.work import Facts, Tick, ignore
-from athanor.text import rows
+from athanor.text import globs
 
 LICENSE = "PSF-2.0"
 
@@ -102,7 +102,7 @@ def provenance(paths: list[Path], base: Path) -> Facts:
     return {
         "interpreter": f"{platform.python_implementation()} {platform.python_version()}",
         "files": len(paths),
-        "files_sha256": rows.digest_of([(path.relative_to(base).as_posix(), path) for path in paths]),
+        "files_sha256": globs.digest_of([(path.relative_to(base).as_posix(), path) for path in paths]),
         "license": LICENSE,
     }
 

@@ -9,23 +9,18 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from fnmatch import fnmatchcase
-from glob import has_magic
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from athanor.base.artifacts import sha256_bytes, sha256_file
 from athanor.base.errors import InputError
 from athanor.base.work import Facts, Tick, ignore
 from athanor.text import convert
 
-Files = list[tuple[str, Path]]  # name for provenance, path
 TEXT = frozenset(".txt .text .md .markdown .rst .adoc .org .tex".split())
 CODE = frozenset(
     ".py .pyi .pyx .ipy .c .h .cc .cpp .cxx .hh .hpp .hxx .cu .cuh .m .mm .rs .go .java .kt .kts .scala .groovy .clj"
@@ -38,8 +33,6 @@ NAMED_TEXT_FILES = frozenset(("makefile", "dockerfile", "readme", "license", "ch
 JSON_LINES = (".jsonl", ".ndjson")
 PARQUET = ".parquet"
 COMPRESSED = (".gz", ".zst")
-NOT_WALKED = frozenset(("node_modules", "__pycache__", "site-packages"))
-VIRTUAL_ENVIRONMENT = "pyvenv.cfg"  # a folder that holds this is one
 BATCH_ROWS, BATCH_BYTES = 256, 64 << 20
 # A column that unpacks to more than both is no text: that of books repeated a hundred times packs 300 to 1.
 UNPACKED_BYTES, UNPACKED_FACTOR = 256 << 20, 1000
@@ -56,38 +49,6 @@ class Start(NamedTuple):
 
 
 BEGIN = Start(0, 0)
-
-
-def find(globs: Sequence[str]) -> Files:
-    """Files matched by the globs as (name for provenance, path), each file once, in a fixed order.
-
-    The name is relative to the part of the glob before its first wildcard, so
-    that an absolute glob leaves no trace of the machine. Wildcards match no
-    hidden names, follow no links to folders, and enter no virtual environment
-    and none of NOT_WALKED. InputError for a glob that matches nothing, and for
-    a link that leads to files which no one else would see change.
-    """
-    files: Files = []
-    resolved_paths: set[Path] = set()
-    for pattern in globs:
-        path = Path(pattern).expanduser()
-        base = _glob_base(path)
-        matches = sorted(set(_matches(base, path.parts[len(base.parts) :], base.resolve())))
-        if not matches:
-            fix = "correct the glob in params.yaml or add the files"
-            if path.is_dir():
-                fix = f"it is a folder; name the files in it, for example {pattern.rstrip('/')}/**/*.md"
-            raise InputError("no file matches", where=pattern, fix=fix)
-        for match in matches:
-            if match.resolve() not in resolved_paths:
-                resolved_paths.add(match.resolve())
-                files.append((match.relative_to(base).as_posix(), match))
-    return files
-
-
-def digest_of(files: Sequence[tuple[str, Path]]) -> str:
-    """One digest over names and contents."""
-    return sha256_bytes("".join(f"{name}\0{sha256_file(path)}\n" for name, path in files).encode())
 
 
 def read_rows(
@@ -164,51 +125,6 @@ def too_large(where: str, max_document_bytes: int) -> InputError:
         where=where,
         fix="split the document, or raise max_document_bytes",
     )
-
-
-def _glob_base(pattern: Path) -> Path:
-    parts = pattern.parts
-    plain_count = next((number for number, part in enumerate(parts) if has_magic(part)), len(parts) - 1)
-    return Path(*parts[:plain_count])
-
-
-def _matches(folder: Path, patterns: Sequence[str], base: Path) -> Iterator[Path]:
-    """Files below `folder` that the remaining parts of a glob match; `base` is where the search began, resolved."""
-    pattern, remaining = patterns[0], patterns[1:]
-    if not has_magic(pattern):
-        path = folder / pattern
-        if remaining and path.is_dir():
-            yield from _matches(path, remaining, base)
-        elif not remaining and path.is_file():
-            yield path
-        return
-    if pattern == "**":
-        yield from _matches(folder, remaining or ("*",), base)
-    try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise InputError(f"cannot be read ({error.strerror})", where=folder, fix="allow reading it") from None
-    for entry in entries:
-        path = folder / entry.name
-        is_match = pattern == "**" or fnmatchcase(entry.name, pattern)
-        if not is_match or (entry.name.startswith(".") and not pattern.startswith(".")):
-            continue
-        if not entry.is_dir():
-            if pattern != "**" and not remaining and entry.is_file():
-                yield path
-        elif pattern == "**" or remaining:
-            if pattern in ("*", "**") and (entry.name in NOT_WALKED or (path / VIRTUAL_ENVIRONMENT).exists()):
-                continue
-            if not entry.is_symlink():
-                yield from _matches(path, patterns if pattern == "**" else remaining, base)
-            elif pattern != "**" or not path.resolve().is_relative_to(base):  # else its files are found where they lie
-                raise InputError(
-                    "a link to a folder: DVC would not see what changes behind it",
-                    where=path,
-                    fix="move the folder here, copy it, or remove the link",
-                )
 
 
 def file_kind(path: Path) -> str:

@@ -209,7 +209,7 @@ def test_the_total_is_a_range_when_stages_may_turn_out_to_be_kept():
 def test_the_data_path_is_a_table_with_its_first_limit():
     step = Step("clean", RUN, False, (), (), {}, {}, "python x.py", None)
     host = Host(2, "processes", 20e9, 1e12, 1e4, None, 1e12)
-    needed = needs({"web": 2e9})
+    needed = needs({"web": 2e9}, download_disk=8e8)
     path = DataPath(2e9, needed, first_limit(needed, host), 2)
     text = as_text(Plan([step], {}, [], 1 << 40, path))
     assert "data path: 2.0 GB of text, 2 workers" in text and "nothing is in the way; nearest: shard needs" in text

@@ -180,6 +180,19 @@ def test_stop_is_asked_before_a_later_task_in_one_process(toy: ShardToy) -> None
 # -- killed workers -----------------------------------------------------------------
 
 
+def test_one_long_shard_holds_up_no_other(toy: ShardToy) -> None:
+    out = toy.tmp / "out"
+    toy.order("hold", 0)
+    job = toy.start(out, "--workers", "2")
+    try:
+        until(lambda: done(out) == SHARDS - 1 or job.poll() is not None, "the other worker has done all others")
+        toy.withdraw("hold")
+        assert job.wait() == 0, job.stderr.read()
+    finally:
+        job.kill()
+        job.wait()
+
+
 def test_a_killed_worker_costs_its_shard_once(toy: ShardToy) -> None:
     """As the kernel does when memory runs out."""
     toy.order("hold", 2, 3)

@@ -8,21 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from athanor.base.errors import InputError
 from athanor.base.strict import build
 from athanor.cli.plan.data_path import data_path
 from athanor.runtime import presets
 from athanor.runtime.schema import check_values
-from athanor.sources.datapath import OPEN_FILES, Host, check, first_limit, needs, text_of
+from athanor.sources.datapath import OPEN_FILES, Host, after_download, first_limit, needs, raw_disk, text_of
 from athanor.sources.params import DownloadParams
 from athanor.text.documents import SHARD_BYTES
+from tests.sources.world import ROOMY
 
-ROOMY = Host(2, "processes", 1e15, 1e12, 1e5, 65530, 1e12)
 ALL = ("download", "train-classifiers", "clean", "train-tokenizer", "shard")
 
 
 def test_twice_the_text_needs_twice_the_shards_files_disk_and_time_and_no_more_memory_of_a_worker() -> None:
-    once, twice = (needs({"a": n * 100 * SHARD_BYTES, "b": n * 28 * SHARD_BYTES}) for n in (1, 2))
+    shards = {"a": 100, "b": 28}
+    once, twice = (
+        needs({name: n * count * SHARD_BYTES for name, count in shards.items()}, download_disk=n * 1e9) for n in (1, 2)
+    )
     assert [need.stage for need in once] == list(ALL) and once[0].files == once[0].tasks == 128
     for small, large in zip(once, twice, strict=True):
         for name in ("files", "tasks", "disk", "work_disk", "cpu_seconds"):
@@ -36,7 +38,7 @@ def test_twice_the_text_needs_twice_the_shards_files_disk_and_time_and_no_more_m
 
 def test_a_cache_that_copies_and_longer_ids_take_more_disk() -> None:
     text = {"a": 1e10}
-    disk = lambda **how: sum(need.disk for need in needs(text, **how))  # noqa: E731
+    disk = lambda **how: sum(need.disk for need in needs(text, **{"download_disk": 4e9} | how))  # noqa: E731
     outputs = 0.4e10 + 0.4e10 + 2e10 / 4.2
     assert disk(copies=2) - disk() == pytest.approx(outputs, rel=0.02)
     assert disk(id_bytes=4) - disk() == pytest.approx(2 * 2e10 / 4.2, rel=0.02)
@@ -57,28 +59,30 @@ def test_a_cache_that_copies_and_longer_ids_take_more_disk() -> None:
     ],
 )  # fmt: skip
 def test_the_first_limit_is_named_with_what_to_type(host: Host, named: str, fix: str) -> None:
-    path = needs({"web": 13e9, "wiki": 4e9}, samples={"train-tokenizer": 400_000_000})
+    path = needs({"web": 13e9, "wiki": 4e9}, download_disk=6.8e9, samples={"train-tokenizer": 400_000_000})
     limit = first_limit(path, host)
     assert limit.share > 1 and named in str(limit) and fix in limit.fix
     assert first_limit(path, ROOMY).share <= 1
 
 
-def test_nothing_is_fetched_where_a_later_stage_has_no_room(tmp_path: Path) -> None:
+def test_text_is_that_of_budgets_files_and_minima_and_of_what_is_to_come(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"x" * 5000)
     files = {"type": "files", "name": "notes", "globs": [str(tmp_path / "*.txt")]}
     hub = dict.fromkeys(("name", "kind"), "web") | dict.fromkeys(("min_chars", "min_documents", "min_bytes"), 1)
-    hub |= {"type": "huggingface", "dataset": "a/b", "revision": "0" * 40, "license": "MIT"}
-    hub |= {"text_column": "text", "max_bytes": 10**10}
-    download = build(DownloadParams, {"val_fraction": 0.1, "sources": [files, hub]}, "download")
-    assert text_of(download) == {"notes": 5000, "web": 1e10}
-    assert "4.0 GB are to come, 23.8 GB with what is made of them" in check(download, 4e9, ROOMY)
-    with pytest.raises(
-        InputError, match=r"clean needs .* GB \(disk\), 10.0 GB are free; nothing was fetched. Fix: free"
-    ):
-        check(download, 4e9, replace(ROOMY, disk=10e9))
-    assert check(download, 0.0, replace(ROOMY, disk=10e9)) == "", "nothing is to come"
-    with pytest.raises(InputError, match=r"shard needs 23.8 GB"):
-        check(download, 4e9, replace(ROOMY, disk=22e9))
+    hub |= {"type": "huggingface", "dataset": "a/b", "revision": "0" * 40, "license": "MIT", "text_column": "text"}
+    sources = [files, hub | {"max_bytes": 10**10}, hub | {"name": "rest", "min_bytes": 10**9}]
+    download = build(DownloadParams, {"val_fraction": 0.1, "sources": sources}, "download")
+    assert text_of(download) == {"notes": 5000, "web": 1e10, "rest": 1e9}
+    assert after_download(download, 1e9)[0].disk == 1e9
+    assert after_download(download, 3e10)[0].files == pytest.approx(3e10 / SHARD_BYTES, abs=4)
+    (tmp_path / "ready").mkdir()
+    (tmp_path / "ready" / "part-0.jsonl").write_bytes(b"x" * 4000)
+    corpus = {"type": "corpus", "name": "lake", "kind": "web", "license": "MIT", "folder": str(tmp_path / "ready")}
+    with_index = build(DownloadParams, {"val_fraction": 0.1, "sources": [files, corpus]}, "download")
+    assert text_of(with_index) == {"notes": 5000, "lake": 10_000}
+    assert raw_disk(with_index, text_of(with_index)) == pytest.approx(0.4 * 5000 + 0.02 * 4000)
+    (tmp_path / "a.txt").unlink()
+    assert text_of(download)["notes"] == 1, "the stage says that no file matches"
 
 
 @pytest.mark.parametrize(("name", "gigabytes"), [("plasma-1.0", 17), ("plasma-1.1", 58), ("plasma-1.2", 132)])

@@ -18,7 +18,7 @@ from athanor.base.strict import build
 from athanor.sources import select
 from athanor.sources.params import DownloadParams
 from athanor.sources.raw_shards import RawWriter, check_size
-from athanor.text import rows
+from athanor.text import globs
 from athanor.text.documents import Document, ShardWriter, read_sources, split_of, write_shards
 from tests.sources.world import json_lines, read, source
 
@@ -115,14 +115,14 @@ def test_a_folder_of_notes_as_it_is(tmp_path):
         (tmp_path / "notes" / name).write_bytes(data)
     globs = [str(tmp_path / "notes" / "**" / f"*.{end}") for end in ("md", "markdown")]
     made, left_out = source(*globs), []
-    found = list(select.documents(made, rows.find(made.globs), 0.5, leave_out=left_out.append))
+    found = list(select.documents(made, globs.find(made.globs), 0.5, leave_out=left_out.append))
     texts = {document.meta["file"]: document.text for document in found}
     assert texts == {"a.md": "marked", "Über uns/b c.md": "---\ntitle: x\n---\n\ntext", "d.markdown": "one\r\ntwo"}
     assert left_out == ["short"]
     # Two loops would be walked for ever, each way through them another name of the same files.
     for name, target in {"loop": ".", "again": "Über uns/..", "Über uns/up": "..", "file.md": "a.md"}.items():
         (tmp_path / "notes" / name).symlink_to(target)
-    names = [name for name, _ in rows.find(globs)]
+    names = [name for name, _ in globs.find(globs)]
     assert names == ["a.md", "empty.md", "Über uns/b c.md", "d.markdown"]
 
 
@@ -133,11 +133,11 @@ def test_a_link_out_of_the_folder_is_not_followed_in_silence(tmp_path):
         (tmp_path / folder / f"{folder}.md").write_text("text")
     (tmp_path / "notes" / "out").symlink_to("../elsewhere")
     with pytest.raises(InputError, match=r"notes/out: a link to a folder: DVC would not see"):
-        rows.find([str(tmp_path / "notes" / "**" / "*.md")])
+        globs.find([str(tmp_path / "notes" / "**" / "*.md")])
     with pytest.raises(InputError, match=r"notes/out: a link to a folder"):
-        rows.find([str(tmp_path / "notes" / "*" / "*.md")])
-    assert [name for name, _ in rows.find([str(tmp_path / "notes" / "*.md")])] == ["notes.md"]
-    assert [name for name, _ in rows.find([str(tmp_path / "notes" / "out" / "*.md")])] == ["elsewhere.md"]  # named
+        globs.find([str(tmp_path / "notes" / "*" / "*.md")])
+    assert [name for name, _ in globs.find([str(tmp_path / "notes" / "*.md")])] == ["notes.md"]
+    assert [name for name, _ in globs.find([str(tmp_path / "notes" / "out" / "*.md")])] == ["elsewhere.md"]  # named
 
 
 @pytest.mark.parametrize(
@@ -149,13 +149,13 @@ def test_globs_match_what_pythons_do(tmp_path, pattern):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
     wanted = {Path(match) for match in glob.glob(str(tmp_path / pattern), recursive=True)}
-    assert {path for _, path in rows.find([str(tmp_path / pattern)])} == {path for path in wanted if path.is_file()}
+    assert {path for _, path in globs.find([str(tmp_path / pattern)])} == {path for path in wanted if path.is_file()}
 
 
 def test_a_folder_is_no_glob(tmp_path):
     (tmp_path / "a.md").write_text("text")
     with pytest.raises(InputError, match=r"no file matches. Fix: it is a folder; .*/\*\*/\*.md"):
-        rows.find([str(tmp_path)])
+        globs.find([str(tmp_path)])
 
 
 def test_questions_and_answers_by_template(tmp_path):
@@ -235,12 +235,12 @@ def test_rows_of_other_licences_are_counted_and_left_out(tmp_path, form):
     chosen = selection(license_column="license", licenses=["MIT", "Apache-2.0"], meta_columns=["stars"])
     made = source(tmp_path / "*", text_column="body", select=chosen)
     left_out = []
-    found = list(select.documents(made, rows.find(made.globs), 0.5, leave_out=left_out.append))
+    found = list(select.documents(made, globs.find(made.globs), 0.5, leave_out=left_out.append))
     expected = [(0, "MIT"), (1, "Apache-2.0 AND MIT"), (3, "MIT")]
     assert [(d.meta["stars"], d.license) for d in found] == [e for e in expected if form == "jsonl" or e[0] != 1]
     assert left_out == ["license"] * (len(rows_) - len(found))
     everything = source(tmp_path / "*", text_column="body", select=selection(license_column="license"))
-    kept = list(select.documents(everything, rows.find(made.globs), 0.5))
+    kept = list(select.documents(everything, globs.find(made.globs), 0.5))
     assert len(kept) == len(rows_) and {"unknown", "GPL-3.0-only"} < {d.license for d in kept}
 
 
@@ -250,7 +250,7 @@ def test_filters(tmp_path):
     def stars(*filters):
         chosen = selection(filters=list(filters), meta_columns=["stars"])
         made = source(tmp_path / "*", text_column="body", select=chosen)
-        return [d.meta["stars"] for d in select.documents(made, rows.find(made.globs), 0.5)]
+        return [d.meta["stars"] for d in select.documents(made, globs.find(made.globs), 0.5)]
 
     none = {"min": None, "max": None, "one_of": None}
     assert stars(none | {"column": "stars", "min": 2.0, "max": 4.0}) == [2, 3, 4]

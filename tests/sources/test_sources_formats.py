@@ -17,7 +17,7 @@ import zstandard
 
 from athanor.base.errors import InputError
 from athanor.sources import select
-from athanor.text import rows
+from athanor.text import globs, rows
 from tests.sources.world import read, source
 
 PAGE = """<!DOCTYPE html><html><head><title>T</title><style>x {}</style><script>bad()</script></head><body>
@@ -134,7 +134,7 @@ def test_skipped_files_are_counted_and_none_is_taken_in_part(tmp_path):
     (tmp_path / "fine.txt").write_text("fine")
     (tmp_path / "rows.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
     made, left_out, unreadable = source(str(tmp_path / "*"), on_unreadable="skip", **LIMIT), [], select.Unreadable()
-    found = list(select.documents(made, rows.find(made.globs), 0.5, leave_out=left_out.append, unreadable=unreadable))
+    found = list(select.documents(made, globs.find(made.globs), 0.5, leave_out=left_out.append, unreadable=unreadable))
     assert [document.text for document in found] == ["fine", "one", "two"]
     assert left_out == ["unreadable"] * len(BAD)
     assert sum(unreadable.counts.values()) == len(BAD) and unreadable.counts["not valid UTF-8"] == 1
@@ -145,8 +145,8 @@ def test_walks_skip_what_is_not_the_persons(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("text")
     (tmp_path / "env" / "pyvenv.cfg").write_text("home = /usr")
-    assert [name for name, _ in rows.find([str(tmp_path / "**" / "*.*")])] == ["src/a.py"]
-    assert [name for name, _ in rows.find([str(tmp_path / "node_modules" / "**" / "*")])] == ["x/b.js"]  # named
+    assert [name for name, _ in globs.find([str(tmp_path / "**" / "*.*")])] == ["src/a.py"]
+    assert [name for name, _ in globs.find([str(tmp_path / "node_modules" / "**" / "*")])] == ["x/b.js"]  # named
 
 
 @pytest.mark.parametrize("cut", [0.5, 0.999])
@@ -167,7 +167,7 @@ def memory_of_reading(path, **limits):
     """(error or number of documents, MB that reading took at its peak), in a process of its own."""
     code = f"""
 import resource
-from athanor.text import rows
+from athanor.text import globs, rows
 from athanor.base.errors import InputError
 import pyarrow.parquet
 before, found = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 0

@@ -47,7 +47,7 @@ def dataset(tmp_path):
 
 @pytest.fixture(autouse=True)
 def small_tasks(monkeypatch):
-    monkeypatch.setattr(hub_tasks, "SHARD_BYTES", 300)
+    monkeypatch.setattr(hub_tasks, "SHARD_BYTES", 700)
     monkeypatch.setattr(hub_tasks, "FIRST_WAVE", 2000)
 
 
@@ -132,11 +132,11 @@ def test_sources_that_keep_little_fill_their_shards(tmp_path, monkeypatch):
     keeps = {"filters": [{"column": "score", "min": 0.0, "max": 0.0}]}
     whole = fetch(source(tmp_path / "set", select=keeps), tmp_path / "work")
     sizes = [path.stat().st_size for path in (tmp_path / "work/raw").iterdir()]
-    assert whole.counts["documents"] == 400 and whole.counts["bytes"] / len(sizes) > 150  # of 300; 30 without
+    assert whole.counts["documents"] == 400 and whole.counts["bytes"] / len(sizes) > 350  # of 700; 70 without
 
 
 @pytest.mark.parametrize("finished", [True, False])
-@pytest.mark.parametrize("number", [0, 2, -1])
+@pytest.mark.parametrize("number", [0, -1])
 @pytest.mark.parametrize("damage", ["flip", "cut", "delete"])
 def test_a_damaged_part_is_fetched_again(dataset, tmp_path, damage, number, finished):
     """One flipped bit in a part once gave another corpus, and nobody was told."""

@@ -148,7 +148,7 @@ def test_budget_and_stop(site, tmp_path, monkeypatch):
 
     monkeypatch.setattr(packages, "root", lambda: site.root)
     bar = SimpleNamespace(update=lambda size: None, expect=lambda size: None)
-    fetcher = Fetcher(tmp_path / "raw", 0.2, lambda *_: nullcontext(bar), lambda: True, None, None)
+    fetcher = Fetcher(tmp_path / "raw", 0.2, lambda *_: nullcontext(bar), lambda: True, None, None, None)
     with pytest.raises(Interrupted):
         fetcher.fetch(source(), None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ from athanor.sources import hub_tasks
 from athanor.sources.fetch import Fetcher, check_sources
 from athanor.sources.instruct_params import InstructParams
 from athanor.sources.params import DownloadParams
-from tests.sources.world import chat, json_lines, serving
+from tests.sources.world import ROOMY, chat, json_lines, serving
 
 COMMON = {"kind": "web", "license": "MIT", "min_chars": 1, "min_documents": 1, "min_bytes": 1}
 HUB = {"type": "huggingface", "revision": None, "text_column": "text", "max_malformed_fraction": 0.5} | COMMON
@@ -29,7 +30,7 @@ def check(tmp_path, documents, chats=(), free=10**12, **options):
     instruct = build(InstructParams, {"seed": 1, "val_fraction": 0.1, "sources": [identity, *chats]}, "instruct")
     place = lambda name, module, inputs: SimpleNamespace(path=tmp_path / "slots" / inputs.get("name", "web"))  # noqa: E731
     fetcher = Fetcher(tmp_path, 0.1, None, lambda: False, place, lambda **_: None, Executor())
-    return check_sources(download, instruct, fetcher.probe, free, **options)
+    return check_sources(download, instruct, fetcher.probe, replace(ROOMY, disk=free), **options)
 
 
 @pytest.fixture
@@ -69,8 +70,13 @@ def test_one_problem_keeps_its_own_words(tmp_path, sets):
 def test_room_on_the_disk_is_asked_for_all_together(tmp_path, sets):
     sources = [sets["good"] | {"max_bytes": 10**9}, sets["good"] | {"name": "b", "max_bytes": 2 * 10**9}]
     assert check(tmp_path, sources) == pytest.approx(3e9 * 0.4)
-    with pytest.raises(InputError, match="about 1.2 GB on the disk, which has room for 1.0 GB. Fix: free some space"):
+    with pytest.raises(InputError, match=r"download needs 1.2 GB \(disk\), 1.0 GB are free. Fix: free some"):
         check(tmp_path, sources, free=10**9)
+    told = []
+    check(tmp_path, sources, free=10**10, note=told.append)
+    assert "1.2 GB are to come, 7.2 GB with what is made of them, 10.0 GB are free" in told[-1]
+    with pytest.raises(InputError, match=r"clean needs 6.1 GB \(disk\), 5.0 GB are free"):
+        check(tmp_path, sources, free=5 * 10**9)
 
 
 def test_what_is_there_already_is_neither_opened_nor_counted_twice(tmp_path, sets):

@@ -97,7 +97,7 @@ def fetch(root: Path, values: dict[str, Any], val_fraction: float = 0.2, executo
     shutil.rmtree(raw, ignore_errors=True)
     fetcher = Fetcher(raw, val_fraction, lambda *_: bar, lambda: False, place, lambda **_: None, executor or Executor())
     source = build(DownloadParams, {"val_fraction": val_fraction, "sources": [values]}, "download").sources[0]
-    assert fetcher.probe(source) > 0
+    assert fetcher.probe(source).disk > 0
     tally, facts = fetcher.fetch(source, None)[source.name]
     write_manifest(raw, kind="raw", version=1, counts={source.name: vars(tally)}, sources={source.name: facts})
     return tally

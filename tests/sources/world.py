@@ -12,9 +12,11 @@ from typing import Any
 
 from athanor.base.strict import build
 from athanor.sources import select
+from athanor.sources.datapath import Host
 from athanor.sources.params import FilesSource
-from athanor.text import rows
 from athanor.text.documents import Document
+
+ROOMY = Host(2, "processes", 1e15, 1e12, 1e5, 65530, 1e12)
 
 
 def source(*globs: object, **changes: Any) -> FilesSource:
@@ -24,7 +26,7 @@ def source(*globs: object, **changes: Any) -> FilesSource:
 
 def read(*globs: object, **changes: Any) -> list[Document]:
     made = source(*globs, **changes)
-    return list(select.documents(made, rows.find(made.globs), 0.5))
+    return list(select.documents(made, globs.find(made.globs), 0.5))
 
 
 def json_lines(path: Path, rows_: Iterable[Any]) -> Path:

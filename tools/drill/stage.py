@@ -298,7 +298,7 @@ def _rows_of_whole_tasks(folder: Path) -> int:
         facts: Any = read_json(task / "facts.json") if (task / "facts.json").is_file() else {"shards": [{"sha256": ""}]}
         files = [task / f"{shard:05d}.parquet" for shard in range(len(facts["shards"]))]
         hashes = [sha256_file(file) if file.is_file() else None for file in files]
-        if task.name != f"{number:06d}" or hashes != [shard["sha256"] for shard in facts["shards"]]:
+        if not task.name.startswith(f"{number:06d}") or hashes != [shard["sha256"] for shard in facts["shards"]]:
             break
         rows += facts["rows"]
     return rows

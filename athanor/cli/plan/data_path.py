@@ -50,6 +50,7 @@ def data_path(
     tokens = shard.train_tokens and shard.train_tokens + (shard.cooldown_tokens or 0)
     path = datapath.needs(
         text,
+        download_disk=datapath.raw_disk(built["download"], text),
         samples={"train-classifiers": built["classifiers"].sample_bytes, "train-tokenizer": tokenizer.sample_bytes},
         tokens=tokens,
         shard_tokens=shard.shard_tokens,
