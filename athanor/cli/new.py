@@ -147,12 +147,12 @@ def proposal(folder: Path, found: dict[str, Ending], sections: Mapping[str, Any]
         chosen = {pattern: ending for pattern, ending in sorted(found.items()) if kind_of(ending) == kind}
         if not chosen:
             continue
-        globs = [f"{folder.as_posix()}/**/{pattern}" for pattern in chosen]
+        patterns = [f"{folder.as_posix()}/**/{pattern}" for pattern in chosen]
         source: dict[str, Any] = {
             "type": "files",
             "name": f"{name}-code" if kind == "code" and sources else name,
             "kind": kind,
-            "globs": globs,
+            "globs": patterns,
         }
         if any(ending.files > ending.read for ending in chosen.values()):
             source["on_unreadable"] = "skip"

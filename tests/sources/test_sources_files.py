@@ -113,8 +113,8 @@ def test_a_folder_of_notes_as_it_is(tmp_path):
     for name, data in notes.items():
         (tmp_path / "notes" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "notes" / name).write_bytes(data)
-    globs = [str(tmp_path / "notes" / "**" / f"*.{end}") for end in ("md", "markdown")]
-    made, left_out = source(*globs), []
+    patterns = [str(tmp_path / "notes" / "**" / f"*.{end}") for end in ("md", "markdown")]
+    made, left_out = source(*patterns), []
     found = list(select.documents(made, globs.find(made.globs), 0.5, leave_out=left_out.append))
     texts = {document.meta["file"]: document.text for document in found}
     assert texts == {"a.md": "marked", "Über uns/b c.md": "---\ntitle: x\n---\n\ntext", "d.markdown": "one\r\ntwo"}
@@ -122,7 +122,7 @@ def test_a_folder_of_notes_as_it_is(tmp_path):
     # Two loops would be walked for ever, each way through them another name of the same files.
     for name, target in {"loop": ".", "again": "Über uns/..", "Über uns/up": "..", "file.md": "a.md"}.items():
         (tmp_path / "notes" / name).symlink_to(target)
-    names = [name for name, _ in globs.find(globs)]
+    names = [name for name, _ in globs.find(patterns)]
     assert names == ["a.md", "empty.md", "Über uns/b c.md", "d.markdown"]
 
 

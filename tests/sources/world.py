@@ -14,6 +14,7 @@ from athanor.base.strict import build
 from athanor.sources import select
 from athanor.sources.datapath import Host
 from athanor.sources.params import FilesSource
+from athanor.text import globs
 from athanor.text.documents import Document
 
 ROOMY = Host(2, "processes", 1e15, 1e12, 1e5, 65530, 1e12)
@@ -24,8 +25,8 @@ def source(*globs: object, **changes: Any) -> FilesSource:
     return build(FilesSource, values | changes, "download.sources[0]")
 
 
-def read(*globs: object, **changes: Any) -> list[Document]:
-    made = source(*globs, **changes)
+def read(*patterns: object, **changes: Any) -> list[Document]:
+    made = source(*patterns, **changes)
     return list(select.documents(made, globs.find(made.globs), 0.5))
 
 
