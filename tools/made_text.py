@@ -3,7 +3,8 @@
     python -m tools.made_text FOLDER --shards 4000 --shard-bytes 1000000 --workers 2
 
 Words come from a vocabulary of Zipf's shares whose first are the English stop words, in sentences, paragraphs and
-documents of the lengths of web pages, so that the rules of the Plasma presets keep nearly all. Shares of the documents
+documents of the lengths of web pages (code in lines of nine words), so that the rules of the Plasma presets keep nearly
+all. Shares of the documents
 are copies of documents of other shards, exact ones and ones with 1 to 3 % of their words replaced. A shard follows from
 the seed and its number alone.
 """
@@ -11,6 +12,7 @@ the seed and its number alone.
 from __future__ import annotations
 
 import argparse
+import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -100,6 +102,8 @@ def shard_texts(made: Made, number: int) -> list[str]:
 def write_shard(made: Made, task: tuple[int, Path, str, str]) -> Facts:
     number, path, source, kind = task
     texts = shard_texts(made, number)
+    if kind == "code":
+        texts = [re.sub(r"((?:\S+ ){8}\S+) ", r"\1\n", text) for text in texts]
     ids = [content_id(text) for text in texts]
     splits = [split_of(key, made.val_fraction) for key in ids]
     same = {"source": source, "kind": kind, "license": LICENSE, "meta": "{}"}

@@ -7,7 +7,10 @@ grows with the text is not. Sources, kinds, rules, mixture and limits are the pr
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,20 +42,29 @@ def sized(name: str) -> tuple[dict[str, Any], list[tuple[str, str, int]]]:
     return values, sources
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """In memory where there is room: a task flushes a dozen small files to the disk, which takes longer than its work."""
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or shutil.disk_usage(memory).free < 2e9:
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=memory) as name:
+        yield Path(name)
+
+
 @pytest.mark.parametrize("name", ["plasma-1.0", "plasma-1.1", "plasma-1.2"])
-def test_a_preset_at_its_number_of_shards_under_few_open_files(name: str, tmp_path: Path) -> None:
+def test_a_preset_at_its_number_of_shards_under_few_open_files(name: str, folder: Path) -> None:
     values, sources = sized(name)
-    clone = make_clone(tmp_path)
-    make(tmp_path / "data" / "raw", sources, MADE, 2)
-    write_battery(tmp_path)
-    write_scorer(tmp_path / "models" / "classifiers")
-    (tmp_path / "params.yaml").write_text(json.dumps(values))
+    clone = make_clone(folder)
+    make(folder / "data" / "raw", sources, MADE, 2)
+    write_battery(folder)
+    write_scorer(folder / "models" / "classifiers")
+    (folder / "params.yaml").write_text(json.dumps(values))
     limited = ("bash", "-c", f'ulimit -n {OPEN_FILES} && exec "$@"', "bash", sys.executable, "-m")
     for stage in STAGES:
         clone.run(*limited, f"stages.{stage}", timeout=1800, ATHANOR_WORKERS="2", ATHANOR_TRACKING="off")
-    cleaned = shard_files(tmp_path / "data" / "clean" / "train")
-    assert {source: len(files) > 0.9 * count for source, _, count in sources for files in [cleaned[source]]} == {
-        source: True for source, _, _ in sources
-    }
-    sharded = read_json(tmp_path / "metrics" / "shard.json")
+    cleaned = shard_files(folder / "data" / "clean" / "train")
+    assert all(len(cleaned[source]) > 0.9 * count for source, _, count in sources)
+    sharded = read_json(folder / "metrics" / "shard.json")
     assert set(sharded["sources"]) == set(cleaned)
