@@ -14,7 +14,7 @@ from athanor.base.errors import InputError, ParamsError
 from athanor.base.work import ignore
 from athanor.preferences.params import PairsSource
 from athanor.sources import messages
-from athanor.sources.params import is_local
+from athanor.sources.addresses import is_local
 from athanor.text import rows
 from athanor.text.conversations import Message, Messages, check_messages
 from athanor.text.documents import split_of

@@ -21,3 +21,27 @@ def check_address(url: str) -> None:
     if scheme == "hf" and not re.match(r"hf://datasets/[^@]+@[0-9a-f]{40}/", url):
         fix = "hf://datasets/OWNER/NAME@COMMIT/FILES, the commit as 40 hex digits"
         raise ParamsError(f"'{url}' pins no data set", where=where, fix=fix)
+
+
+def without_query(url: str) -> str:
+    """The address without what follows its path: a query may hold a secret of any name."""
+    return url.partition("#")[0].partition("?")[0]
+
+
+def is_local(dataset: str) -> bool:
+    """True for a path (it starts with `/`, `./`, `../` or `~`), False for a hub id such as `owner/name`.
+
+    Told from the spelling alone: whether a directory of that name happens to
+    exist must not change what a params file means.
+    """
+    return dataset.startswith(("/", "./", "../", "~"))
+
+
+def check_revision(dataset: str, revision: str | None) -> None:
+    """ParamsError unless `revision` is a full commit hash or null: a branch or tag moves, and with it the corpus."""
+    if revision is not None and not re.fullmatch(r"[0-9a-f]{40}", revision):
+        raise ParamsError(
+            f"'{revision}' does not pin the hub data set {dataset}",
+            where="revision",
+            fix="use the 40 hex digits of a commit, or null and run `python -m athanor pin`",
+        )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from athanor.base.errors import ParamsError
 from athanor.base.strict import param
-from athanor.sources.params import check_revision
+from athanor.sources.addresses import check_revision
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,6 +36,7 @@ from athanor.sources import (
     select,
     stdlib,
 )
+from athanor.sources.addresses import is_local, without_query
 from athanor.sources.battery_params import BatteryParams
 from athanor.sources.datapath import PARQUET_RATIO
 from athanor.sources.huggingface import UNREACHABLE
@@ -50,9 +51,7 @@ from athanor.sources.params import (
     PackagesSource,
     PythonSource,
     RemoteSource,
-    is_local,
     names_of,
-    without_query,
 )
 from athanor.sources.raw_shards import RawWriter, Tally, check_size
 from athanor.text import globs

@@ -25,7 +25,8 @@ from urllib.parse import unquote, urljoin, urlsplit
 from athanor.base.artifacts import naming, read_json, sha256_bytes, sha256_file, write_json
 from athanor.base.errors import InputError
 from athanor.base.work import Facts, MapShards, check_stop
-from athanor.sources.params import HttpSource, RemoteFile, without_query
+from athanor.sources.addresses import without_query
+from athanor.sources.params import HttpSource, RemoteFile
 from athanor.text.globs import Files
 
 DONE = "fetched"  # the folder of what the executor knows of finished files

@@ -137,7 +137,7 @@ def _amounts(done: Tally, seen: float, pieces: np.ndarray, limits: Mapping[str, 
     for unit, limit in limits.items():
         if unit in kept:
             amount = min(amount, (limit - getattr(done, unit)) / kept[unit])
-    amount = max(amount, seen / 16)  # or a source that gives less and less would take waves without number
+    amount = max(amount, seen / 8)  # or a source that gives less and less would take waves without number
     return amount, SHARD_BYTES / min(max(kept.get("bytes", 1 / 64), 1 / 64), 64)
 
 

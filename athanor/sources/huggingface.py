@@ -16,7 +16,8 @@ from athanor.base.artifacts import digest, sha256_file
 from athanor.base.errors import InputError
 from athanor.base.work import Facts
 from athanor.sources import select
-from athanor.sources.params import HuggingFaceSource, is_local
+from athanor.sources.addresses import is_local
+from athanor.sources.params import HuggingFaceSource
 from athanor.text.documents import Document, hash64
 from athanor.text.rows import MalformedRow, json_object
 

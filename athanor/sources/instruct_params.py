@@ -7,8 +7,8 @@ from typing import Literal
 
 from athanor.base.errors import ParamsError
 from athanor.base.strict import check_file_names, param, share
-from athanor.sources.params import check_revision
-from athanor.sources.selection import Filter
+from athanor.sources.addresses import check_revision
+from athanor.sources.params import Filter
 
 DOCSTRING_KINDS = ("summary", "module", "signature", "code", "docstring", "doctest", "parameter", "topic")
 

@@ -8,11 +8,50 @@ from typing import Literal
 
 from athanor.base.errors import ParamsError
 from athanor.base.strict import check_file_names, param, share
-from athanor.sources.addresses import check_address
-from athanor.sources.selection import Selection, check_licenses
+from athanor.sources.addresses import check_address, check_revision, is_local, without_query
 
 MAX = 2**62
 KINDS = ("web", "prose", "code", "math", "qa", "dialogue")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filter:
+    """A row is kept when the value of `column` is in a range, or one of the words of `one_of`.
+
+    A row without a value is left out. Words are compared with the value as
+    JSON writes it: `true`, `3`, but text without quotes.
+    """
+
+    column: str
+    min: float | None = None
+    max: float | None = None
+    one_of: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.one_of is None) == (self.min is None and self.max is None):
+            raise ParamsError("set min, max or both, or one_of alone", where="column", fix="set the others to null")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which rows of a data set become documents, and which columns besides the text are kept.
+
+    All `filters` must hold. `meta_columns` are stored in the document's meta
+    (labels and scores that classifiers learn from, addresses).
+    `license_column` holds the licence of each row, an SPDX expression or a
+    list of ids of which all apply; with `licenses`, a row under any other
+    licence, or none, is counted and left out; null takes all.
+    """
+
+    filters: tuple[Filter, ...] = ()
+    meta_columns: tuple[str, ...] = ()
+    license_column: str | None = None
+    licenses: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.licenses is not None and self.license_column is None:
+            raise ParamsError("needs a license_column", where="licenses", fix="name the column, or set it to null")
+        check_licenses(self.licenses)
 
 
 @dataclass(frozen=True)
@@ -297,25 +336,7 @@ def template_columns(template: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(columns))
 
 
-def without_query(url: str) -> str:
-    """The address without what follows its path: a query may hold a secret of any name."""
-    return url.partition("#")[0].partition("?")[0]
-
-
-def is_local(dataset: str) -> bool:
-    """True for a path (it starts with `/`, `./`, `../` or `~`), False for a hub id such as `owner/name`.
-
-    Told from the spelling alone: whether a directory of that name happens to
-    exist must not change what a params file means.
-    """
-    return dataset.startswith(("/", "./", "../", "~"))
-
-
-def check_revision(dataset: str, revision: str | None) -> None:
-    """ParamsError unless `revision` is a full commit hash or null: a branch or tag moves, and with it the corpus."""
-    if revision is not None and not re.fullmatch(r"[0-9a-f]{40}", revision):
-        raise ParamsError(
-            f"'{revision}' does not pin the hub data set {dataset}",
-            where="revision",
-            fix="use the 40 hex digits of a commit, or null and run `python -m athanor pin`",
-        )
+def check_licenses(licenses: tuple[str, ...] | None) -> None:
+    for license_ in licenses or ():
+        if not re.fullmatch(r"[A-Za-z0-9.+-]+( WITH [A-Za-z0-9.+-]+)?", license_):
+            raise ParamsError(f"'{license_}' is no SPDX id", where="licenses", fix="for example MIT or Apache-2.0")

@@ -15,8 +15,7 @@ from athanor.base.errors import InputError
 from athanor.base.work import ignore
 from athanor.sources import seams
 from athanor.sources.licences import permitted_value
-from athanor.sources.params import RowSource, template_columns
-from athanor.sources.selection import Filter
+from athanor.sources.params import Filter, RowSource, template_columns
 from athanor.text import rows
 from athanor.text.documents import NEIGHBOURHOOD, Document, content_id, split_of
 from athanor.text.globs import Files

@@ -17,10 +17,11 @@ from athanor.base.errors import ParamsError
 from athanor.base.strict import build, read_yaml
 from athanor.runtime import presets
 from athanor.runtime.schema import check_values, schemas
+from athanor.sources.addresses import is_local
 from athanor.sources.exercises.build import BATTERY_ONLY, CATEGORIES, battery_items, training_conversations
 from athanor.sources.fetch import check_pinned
 from athanor.sources.instruct_params import ExercisesSource, MessagesSource
-from athanor.sources.params import HuggingFaceSource, is_local, names_of
+from athanor.sources.params import HuggingFaceSource, names_of
 from athanor.training.sft_params import SCRATCH
 from tests.runtime.view import ROOT
 

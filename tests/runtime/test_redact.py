@@ -130,7 +130,7 @@ def test_a_stream_masks_a_secret_that_arrives_in_parts():
 
 STAGE = """
 import os, sys
-from athanor.sources.params import DownloadParams
+from athanor.sources.params import (DownloadParams)
 from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
 

@@ -28,7 +28,7 @@ from athanor.base.artifacts import sha256_file
 from athanor.base.strict import build
 from athanor.runtime.executor import Executor
 from athanor.sources import http, hub_tasks
-from athanor.sources.params import HttpSource, HuggingFaceSource
+from athanor.sources.params import (HttpSource, HuggingFaceSource)
 
 values, folder, workers = json.loads(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 if values["type"] == "http":

@@ -13,13 +13,15 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
+from athanor.base.artifacts import sha256_file
 from athanor.base.errors import GateError, InputError, ParamsError
 from athanor.base.strict import build
-from athanor.sources import select
+from athanor.runtime.executor import Executor
+from athanor.sources import file_tasks, select
 from athanor.sources.params import DownloadParams
 from athanor.sources.raw_shards import RawWriter, check_size
 from athanor.text import globs
-from athanor.text.documents import Document, ShardWriter, read_sources, split_of, write_shards
+from athanor.text.documents import Document, ShardWriter, read_documents, read_sources, split_of, write_shards
 from tests.sources.world import json_lines, read, source
 
 TEXTS = ["one\n\ntwo  \r\n\tthree", "U+2028 \u2028 and <|doc|>", "é" * 10, "\ttab first"]
@@ -275,3 +277,24 @@ def test_source_names_are_unique_and_usable():
         build(DownloadParams, {"val_fraction": 0.1, "sources": [one | {"name": "all"}]}, "download")
     with pytest.raises(ParamsError, match="did you mean 'files'"):
         build(DownloadParams, {"val_fraction": 0.1, "sources": [one | {"type": "file"}]}, "download")
+
+
+def test_files_are_read_by_tasks_that_change_nothing_but_where_shards_end(tmp_path, monkeypatch):
+    for number in range(9):
+        json_lines(tmp_path / f"{number}.jsonl", [{"text": f"text {number}.{row}"} for row in range(20)])
+    (tmp_path / "3.jsonl").write_text("{torn\n")
+    (tmp_path / "7.jsonl").write_text("{torn\n")
+
+    def write(name, workers=1, **changes):
+        made = source(tmp_path / "*.jsonl", **changes)
+        tally, unreadable = file_tasks.write(made, globs.find(made.globs), 0.5, tmp_path / name, Executor(workers))
+        files = sorted((tmp_path / name).iterdir())
+        return tally, unreadable.counts, [d for path in files for d in read_documents(path)], [*map(sha256_file, files)]
+
+    one = write("one", on_unreadable="skip")
+    monkeypatch.setattr(file_tasks, "SHARD_BYTES", 600)
+    two, alone = write("two", workers=2, on_unreadable="skip"), write("alone", on_unreadable="skip")
+    assert one[:3] == two[:3] and two == alone and len(one[3]) == 1 and len(two[3]) > 3
+    assert one[0].documents == 140 and one[0].left_out == {"unreadable": 2}
+    with pytest.raises(InputError, match=r"2 of 9 files cannot be read: 2 not valid JSON \(.*3.jsonl:1, .*7.jsonl:1"):
+        write("refused", workers=2)

@@ -332,3 +332,20 @@ def test_a_text_of_several_columns(tmp_path):
     for template in ("no column", "{a} {", "{a!r}"):
         with pytest.raises(ParamsError, match="text_template: "):
             source("./set", text_column=None, text_template=template)
+
+
+def test_a_source_that_gives_less_and_less_is_read_in_few_waves(tmp_path):
+    """What the first pieces kept asked for a piece or two, a wave of their own, again and again."""
+    (tmp_path / "set").mkdir()
+    table = pa.table({"text": [f"text {n} " * 3 for n in range(8000)], "score": [int(n > 100) for n in range(8000)]})
+    pq.write_table(table, tmp_path / "set/a.parquet", row_group_size=10)
+    keeps = {"filters": [{"column": "score", "min": 0.0, "max": 0.0}]}
+    waves = []
+
+    def map_shards(work, tasks, folder, **options):
+        waves.append(len(tasks))
+        return Executor()(work, tasks, folder, **options)
+
+    made = source(tmp_path / "set", skip_documents=1, select=keeps, max_documents=101)
+    tally, _ = hub_tasks.fetch(made, tmp_path / "work", 0.1, tmp_path / "raw", map_shards)
+    assert tally.documents == 100 and len(waves) < 60 < 800
