@@ -78,7 +78,7 @@ def limits_of(source: HuggingFaceSource) -> dict[str, int]:
 
 
 def drawn(source: HuggingFaceSource) -> bool:
-    """Whether only a part is wanted; rows can only be skipped in the data set's own order."""
+    """True where only a part is wanted; rows can only be skipped in the data set's own order."""
     return bool(limits_of(source)) and not source.skip_documents
 
 

@@ -57,7 +57,7 @@ class Tally:
                 getattr(self, side)[unit] += count
 
     def reaches(self, limits: Mapping[str, int], shard: Mapping[str, int] = _zero()) -> bool:
-        """Whether a budget is spent, here or after a further shard."""
+        """True once a budget is spent, here or after a further shard."""
         return any(getattr(self, unit) + shard[unit] >= limit for unit, limit in limits.items())
 
 

@@ -34,7 +34,7 @@ NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 
 
 def find(source: CorpusSource) -> Files:
-    """The files of rows below the folder, by name; what Spark and others keep beside them (`_SUCCESS`, `.x.crc`) stays out."""
+    """The files of rows below the folder, by name; what Spark and others keep there (`_SUCCESS`, `.x.crc`) stays out."""
     folder = Path(source.folder).expanduser()
     if not folder.is_dir():
         raise InputError("no such folder", where=source.folder, fix="correct folder in params.yaml, or mount it")
@@ -110,7 +110,7 @@ def _outcomes(source: CorpusSource, name: str, path: Path, val_fraction: float, 
 
 
 def partitions_of(name: str) -> Facts:
-    """The columns that folders such as `lang=en` stand for; whole numbers are numbers."""
+    """Columns of folders such as `lang=en`; whole numbers are numbers."""
     pairs = (part.split("=", 1) for part in Path(name).parts[:-1] if "=" in part)
     values = {column: unquote(value) for column, value in pairs}
     return {

@@ -244,7 +244,7 @@ def index_of(file: pq.ParquetFile) -> Facts | None:
 def _with_texts(indexed: Iterable[Facts], index: Mapping[str, Any], name: str) -> Iterator[Facts]:
     """Rows of an index that are in one file of the corpus, with their texts; InputError unless these are what was indexed."""
     path, file = Path(index["folder"]).expanduser() / name, index["files"][name]
-    column, limit, fix = index["text_column"], index["max_document_bytes"], "index it anew: dvc repro -f -s download"
+    column, limit, fix = index["text_column"], index["max_document_bytes"], "index it again: dvc repro -f -s download"
     try:
         size = path.stat().st_size
     except OSError as error:
