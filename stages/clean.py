@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from athanor.base.artifacts import manifest_digest, new_dir, read_manifest, write_manifest
@@ -21,7 +22,7 @@ from athanor.cleaning.writing import BINS
 from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
 from athanor.text.conversations import read_items
-from athanor.text.documents import shard_files
+from athanor.text.documents import ROW_GROUP_DOCUMENTS, in_batches, shard_files
 
 RAW, BATTERY, CLASSIFIERS, CLEAN = (Path(p) for p in ("data/raw", "data/battery", "models/classifiers", "data/clean"))
 ITEMS = BATTERY / "items.jsonl"
@@ -99,13 +100,16 @@ def link(file: Path, target: Path) -> None:
 
 
 def join(path: Path, files: Iterable[Path]) -> None:
-    """Join Parquet files that have the same columns into one, in the given order."""
+    """Join Parquet files that have the same columns into one, in the given order.
+
+    Row groups are full: the writer remembers each of them, and there may be as many files as shards.
+    """
     writer: pq.ParquetWriter | None = None
-    for file in files:
-        table = pq.read_table(file)
+    batches = in_batches((pq.read_table(file) for file in files), len, ROW_GROUP_DOCUMENTS)
+    for table in map(pa.concat_tables, batches):
         writer = writer or pq.ParquetWriter(path, table.schema, compression="zstd", compression_level=3)
         if len(table):
-            writer.write_table(table)
+            writer.write_table(table, row_group_size=ROW_GROUP_DOCUMENTS)
     if writer is None:
         raise InputError("no validation document is left in any source", where=CLEAN, fix="raise download.val_fraction")
     writer.close()

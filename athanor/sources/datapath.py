@@ -26,7 +26,7 @@ from athanor.text.documents import SHARD_BYTES
 PARQUET_RATIO = 0.4
 DOCUMENT_BYTES = 3000  # of text, in the mean: 2,880 here, 3,430 in docs/benchmarks.md
 TEXT_OF_TOKEN = 4.2  # bytes
-# Bytes on the disk of a document: signatures (504), bands (144) and measures; the work of clean, removed at its end
+# Bytes on the disk of a document: signatures (504) and measures; the work of clean, removed at its end
 # (612); offset and content hash in the spool; offset and source in the shards.
 MEASURED, WORK, SPOOLED, SHARDED = 660, 620, 24, 9
 # Bytes of memory: coordinators with their libraries, and of a document; workers with a full shard.
