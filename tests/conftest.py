@@ -37,12 +37,12 @@ def toy(tmp_path: Path) -> Iterator[Toy]:
 
 @pytest.fixture
 def few_files() -> Iterator[int]:
-    """The process may open 40 files more than it has open now."""
+    """The process may open 56 files more than it has open now."""
     import resource
 
     usual = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = os.open(os.devnull, os.O_RDONLY) + 40  # the lowest number that is free
-    os.close(limit - 40)
+    limit = os.open(os.devnull, os.O_RDONLY) + 56  # the lowest number that is free
+    os.close(limit - 56)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, usual[1]))
     yield limit
     resource.setrlimit(resource.RLIMIT_NOFILE, usual)

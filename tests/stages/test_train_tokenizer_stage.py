@@ -131,6 +131,7 @@ def test_plan_says_what_will_not_fit(tmp_path, monkeypatch, runs):
         (plan.dvc_view, "busy", ""),
         (plan, "simulate", [step]),
         (plan, "RunHistory", None),
+        (plan, "copies", 1),
     ):
         monkeypatch.setattr(where, name, lambda *_, value=value: value)
     assert [note for note in plan.make_plan(tmp_path).notes if TOLD in note] == [
