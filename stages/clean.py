@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -11,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from athanor.base.artifacts import manifest_digest, new_dir, read_manifest, write_manifest
+from athanor.base.artifacts import link, manifest_digest, new_dir, read_manifest, write_manifest
 from athanor.base.errors import InputError
 from athanor.base.work import Facts
 from athanor.cleaning.cleaning import Cleaned, clean
@@ -89,14 +88,6 @@ def write_outputs(folder: Path, cleaned: Cleaned) -> None:
     all_folders = [shard_folder for shard_folders in cleaned.shard_folders.values() for shard_folder in shard_folders]
     for name in ("val.parquet", "dropped.parquet"):
         join(folder / name, [shard_folder / name for shard_folder in all_folders if (shard_folder / name).is_file()])
-
-
-def link(file: Path, target: Path) -> None:
-    """Another name for a file that nobody changes; a copy where the file system has no hard links."""
-    try:
-        os.link(file, target)
-    except OSError:
-        shutil.copyfile(file, target)
 
 
 def join(path: Path, files: Iterable[Path]) -> None:

@@ -167,6 +167,14 @@ def new_dir(path: AnyPath) -> Iterator[Path]:
         raise
 
 
+def link(path: AnyPath, target: AnyPath) -> None:
+    """Give a finished file a second name; a copy where the file system has no links, or `target` lies on another."""
+    try:
+        os.link(path, target)
+    except OSError:
+        shutil.copyfile(path, target)
+
+
 def write_manifest(
     folder: AnyPath,
     *,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from athanor.base.artifacts import read_json, sha256_file
+from athanor.base.artifacts import link, read_json, sha256_file
 from athanor.base.errors import GateError, InputError
 from athanor.base.work import Facts
 from athanor.sources.params import DocumentSource
@@ -132,14 +131,6 @@ def publish(tasks: Iterable[tuple[Path, Facts]], target: Path, limits: Mapping[s
                 tally.merge(shard)
                 count += 1
     return tally
-
-
-def link(path: Path, target: Path) -> None:
-    """Give a finished file a second name; a copy where the file system has no links, or `target` lies on another."""
-    try:
-        os.link(path, target)
-    except OSError:
-        shutil.copyfile(path, target)
 
 
 def remove_damaged(folder: Path) -> None:

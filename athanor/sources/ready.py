@@ -10,14 +10,13 @@ are indexed by the executor: small ones together, a large one in several shards.
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from athanor.base.artifacts import digest
+from athanor.base.artifacts import digest, link
 from athanor.base.errors import InputError
 from athanor.base.work import Facts, MapShards
 from athanor.sources import select
@@ -78,7 +77,7 @@ def index(source: CorpusSource, raw: Path, slot: Path, val_fraction: float, map_
         for reason, number in facts["left_out"].items():
             tally.leave_out(reason, number)
         for path in sorted((made / name).glob("*.parquet")):
-            shutil.copyfile(path, raw / source.name / f"{count:05d}.parquet")
+            link(path, raw / source.name / f"{count:05d}.parquet")
             count += 1
     return tally, len(files)
 

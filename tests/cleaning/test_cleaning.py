@@ -14,7 +14,7 @@ import pytest
 
 from athanor.base.errors import GateError, ParamsError
 from athanor.base.strict import build
-from athanor.cleaning import dedup, groups, measuring, near, repeats, writing
+from athanor.cleaning import dedup, groups, measuring, near, repeats, validation, writing
 from athanor.cleaning.funnel import IN, OUT, Funnel
 from athanor.cleaning.params import CleanParams
 from athanor.quality.model import Scorer
@@ -107,6 +107,7 @@ def test_order_shards_workers_and_batches_do_not_matter(monkeypatch):
         monkeypatch.setattr(groups, "GROUP_ROWS", 1 + 7 * seed)
         monkeypatch.setattr(repeats, "PART_IDS", 1 + 9 * seed)
         monkeypatch.setattr(near, "PART_KEYS", 2 + 9 * seed)
+        monkeypatch.setattr(validation, "PIECE_SHINGLES", 1 + 200 * seed)
         found = clean(dict(reversed(raw.items())), [ITEM], PARAMS, shard_bytes=3000 * seed + 1, workers=1 + seed % 2)
         assert outcome(found) == expected
 
