@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from athanor.base.errors import GateError
-from athanor.evaluation.scoring import CONSTANT_CODE, NUMBER, score_many
+from athanor.evaluation.scoring import CONSTANT_CODE, NUMBER, number_value, score_many
 from athanor.evaluation.statistics import standard_error
 from athanor.text.conversations import Item
 
@@ -100,7 +100,8 @@ def pieces(text: str, shares: Mapping[str, float]) -> dict[str, str]:
         named[f"the {name} words"] = " ".join(words[index][0] for index in rare_indices)
     if numbers := NUMBER.findall(text):
         named |= _by_position("number", numbers)
-        named |= {"the smallest number": min(numbers, key=float), "the largest number": max(numbers, key=float)}
+        by_value = {"key": lambda number: number_value(number) or 0}
+        named |= {"the smallest number": min(numbers, **by_value), "the largest number": max(numbers, **by_value)}
     return named
 
 

@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 from athanor.base.errors import GateError
@@ -84,8 +85,8 @@ def _parsed(kind: str, answer: str) -> Hashable:
         return answer  # one of the choices, so the whole of it
     text = answer.strip()
     if kind == "numeric":
-        numbers = NUMBER.findall(text)
-        return Decimal(numbers[-1]) if numbers else None
+        found = numbers(text)
+        return found[-1] if found else None
     return read_list(text) if kind == "list" else text
 
 
@@ -115,10 +116,27 @@ def choose(log_likelihoods: Sequence[float], choices: Sequence[str], *, normalis
     return values.index(max(values))
 
 
-NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?")
+# With a sign, thousands separated by commas, decimals, a small exponent, or as a fraction: 1/42 is not 42.
+NUMBER = re.compile(
+    r"(?<![\w.])[-+\u2212]?(?:\d{1,3}(?:,\d{3})+(?!,?\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,2}(?!\w)|/\d+(?![\w/]))?"
+)
+MAX_DIGITS = 1000  # of a number that is read; longer ones are an attack on the reader
 NAME = re.compile(r"(?<=[^.!?:\s] )[A-Z][\w'-]*")  # not at the beginning of a sentence
 OWN_NAMES = ("I", "Athanor", "English", "HTTP", "JSON", "No", "Python")  # what any answer may name
 SENTENCE_END = re.compile(r"[.!?]+(?=\s|$)")
+
+
+def number_value(text: str) -> Fraction | None:
+    """Return the value of a match of NUMBER; None for one without, such as 1/0."""
+    try:
+        return Fraction(text.replace(",", "").replace("\u2212", "-")) if len(text) <= MAX_DIGITS else None
+    except ZeroDivisionError:
+        return None
+
+
+def numbers(text: str) -> list[Fraction | None]:
+    """Return the values of the numbers in a text, in order."""
+    return list(map(number_value, NUMBER.findall(text)))
 
 
 def _tagged_number(text: str) -> tuple[str, Decimal]:
@@ -151,7 +169,7 @@ def _sentences(text: str) -> int:
 CHECKS: dict[str, Callable[[str, str], bool]] = {
     "yes_no": lambda text, right: text in (right, f"{right}."),
     "one_of": lambda text, options: text.removesuffix(".") in options.split("|"),
-    "one_number": lambda text, right: [Decimal(number) for number in NUMBER.findall(text)] == [Decimal(right)],
+    "one_number": lambda text, right: numbers(text) == [Fraction(right)],
     "words": lambda text, n: len(text.split()) == int(n),
     "max_words": lambda text, n: len(text.split()) <= int(n),
     "min_words": lambda text, n: len(text.split()) >= int(n),

@@ -68,6 +68,28 @@ def test_true_is_not_one() -> None:
     )
 
 
+RETURNS = [
+    ("[1] * 40_000", [1] * 40_000, True),
+    ("(float('inf'), [-1e400])", (float("inf"), [float("-inf")]), True),
+    ("{'a': (1, set()), 2: {3}}", {"a": (1, set()), 2: {3}}, True),
+    ("((), [], {}, (1,), None, b'x', 1j)", ((), [], {}, (1,), None, b"x", 1j), True),
+    ("deep(2000)", 2000, True),
+    ("type('I', (int,), {})(4)", 4, False),
+    ("type('I', (), {'__repr__': lambda self: '4'})()", 4, False),
+    ("[type('S', (str,), {'__repr__': lambda self: repr('b')})('a')]", ["b"], False),
+    ("type('L', (list,), {})([1, 2])", [1, 2], False),
+    ("{4: type('L', (list,), {'__repr__': lambda self: '[1]'})()}", {4: [1]}, False),
+    ("float('nan')", 0.0, False),
+]
+
+
+@pytest.mark.parametrize(("value", "expected", "right"), RETURNS, ids=[value[:20] for value, *_ in RETURNS])
+def test_a_returned_value_is_read_as_what_it_is(value: str, expected: object, right: bool) -> None:
+    program = f"def f():\n    def deep(n):\n        return n and 1 + deep(n - 1)\n    return {value}"
+    text = repr(expected).replace("inf", "1e999")
+    assert sandbox.passes(program, [f"assert f() == {text}"]) is right
+
+
 FORGERIES = {
     "exit with success": "import sys\nsys.exit(0)",
     "hard exit": "import os\nos._exit(0)",

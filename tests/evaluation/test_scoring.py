@@ -37,10 +37,30 @@ def test_an_empty_answer_is_wrong(kind: str, answer: str) -> None:
         ("-132", False),
         ("one hundred", False),
         ("x132", False),
+        ("0132", True),
+        ("+132", True),
+        ("$132", True),
+        ("132%.", True),
+        ("1.32e2", True),
+        ("264/2", True),
+        ("\u2212132", False),
+        ("1/132", False),
+        ("132/0", False),
+        ("5,132", False),
+        ("132,000", False),
+        ("132" + "0" * 5000, False),
     ],
 )
 def test_numeric_takes_the_last_number_as_a_whole(answer: str, right: bool) -> None:
     assert scoring.score(item("numeric", "132"), answer) is right
+
+
+@pytest.mark.parametrize(
+    "text", ["042", "+42", "42.", "$42", "\u221242", "1/42", "84/2", "4,200", "4.2e1", "42", "-42"]
+)
+def test_a_number_alone_is_judged_alike_by_each_reader_of_numbers(text: str) -> None:
+    for right in ("42", "-42", "4200"):
+        assert passes_check(f"one_number {right}", text) is scoring.score(item("numeric", right), text)
 
 
 def test_exact_compares_the_whole_text() -> None:
