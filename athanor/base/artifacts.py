@@ -15,6 +15,7 @@ import json
 import math
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -111,12 +112,19 @@ def write_json(path: AnyPath, value: Any) -> None:
 
 def read_json(path: AnyPath) -> Any:
     try:
-        with naming(Path(path)):
-            return json.loads(Path(path).read_text(encoding="utf-8"))
+        with naming(Path(path)), open(path, encoding="utf-8", opener=_without_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise InputError("not an ordinary file", where=path, fix="remove it")
+            return json.loads(file.read())
     except FileNotFoundError:
         raise InputError("file not found", where=path, fix="run the stage that makes it: dvc repro") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"not valid JSON ({error})", where=path, fix="delete it and run dvc repro") from None
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file; of a pipe that nobody writes, this does not wait for a writer."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 @contextlib.contextmanager

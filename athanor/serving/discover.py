@@ -13,7 +13,7 @@ import importlib.util
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -118,7 +118,7 @@ def problem_of(root: Path, model: AvailableModel) -> str:
         return _own_problem(files) if model.backend == TORCH else _foreign_problem(files)
     except (AthanorError, OSError) as error:
         return str(error)
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError, MemoryError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError, MemoryError) as error:
         return f"{path.name} is no file of a model ({type(error).__name__}: {error})"
 
 
@@ -130,12 +130,21 @@ def _local(root: Path) -> list[AvailableModel]:
     for export in WEIGHTS_OF:
         folder = root / export / HF_DIR
         if folder.is_dir():
-            models.append(_directory(folder, "export", export))
+            models.append(_looked_at(_directory, folder, export))
     files = (root / EXPORT).glob("*.gguf") if (root / EXPORT).is_dir() else ()
-    gguf_models = [_gguf(path, "export", EXPORT) for path in sorted(files)]
+    gguf_models = [_looked_at(_gguf, path, EXPORT) for path in sorted(files)]
     # As old as the exact weights they were made from, which come first.
     exact_created = [model.created for model in models if Path(model.path).parent == root / EXPORT]
     return models + [replace(model, created=exact_created[0]) if exact_created else model for model in gguf_models]
+
+
+def _looked_at(look: Callable[[Path, str, str], AvailableModel], path: Path, export: str) -> AvailableModel:
+    """An export of this checkout; where it cannot be looked at (no permission, a loop of links) that is its problem."""
+    try:
+        return look(path, "export", export)
+    except (OSError, RuntimeError) as error:
+        name = f"{path.name} ({export})"
+        return AvailableModel(_slug(path.stem), name, str(path), TORCH, "export", 0.0, 0, problem=str(error))
 
 
 def _stale_export_problem(folder: Path) -> str:

@@ -33,7 +33,8 @@ def running(root: Path) -> list[AvailableModel]:
     made = (path.parent for path in (root / PREVIEWS).glob(f"[!.]*/{ORIGIN}"))
     models = []
     for path in filter(None, (*newest, *made)):
-        with suppress(OSError):  # dropped just now
+        # Dropped just now, or damaged.
+        with suppress(AthanorError, OSError, AttributeError, KeyError, TypeError, ValueError):
             models.append(_model(path))
     return sorted(models, key=lambda model: -model.created)
 
@@ -45,7 +46,8 @@ def gone(model: AvailableModel) -> str:
 
 def whole_checkpoints(slot: Path) -> Iterator[Path]:
     """Checkpoints of a slot, newest first, without those that are torn as far as that shows without reading them."""
-    paths = {int(path.name[5:]): path for folder in (slot / ANCHORS, slot) for path in folder.glob("step_*")}
+    found = (path for folder in (slot / ANCHORS, slot) for path in folder.glob("step_*"))
+    paths = {int(path.name[5:]): path for path in found if path.name[5:].isdecimal() and (path / TENSORS).is_file()}
     for step in sorted(paths.keys() - {0}, reverse=True):  # at step 0 nothing is learned
         path = paths[step]
         try:

@@ -21,6 +21,7 @@ from athanor.serving.about import about
 from athanor.serving.discover import discover, materialise, problem_of
 from athanor.serving.experiments import cached, unexported
 from athanor.serving.models import Models
+from athanor.serving.running import running
 from tests.evaluation.tiny import make_model, write_tiny_tokenizer
 from tests.serving.live import environment
 from tests.serving.models_tiny import write_export
@@ -369,6 +370,40 @@ def test_deep_and_huge_files_of_a_model_are_a_problem_of_it_alone(repo, file):
     os.truncate(path, 8 << 30)
     found = {one.path: one for one in discover(repo, [])}
     assert any(not one.problem for one in found.values())
+
+
+ODD = {
+    "a pipe": lambda path: os.mkfifo(path),
+    "a device without end": lambda path: path.symlink_to("/dev/zero"),
+    "a loop of links": lambda path: path.symlink_to(path),
+    "a directory": lambda path: path.mkdir(),
+    "a link to nothing": lambda path: path.symlink_to("nothing"),
+    "a file of nobody": lambda path: path.touch(mode=0),
+}
+PLACES = ["hf/athanor.json", "hf/config.json", "hf/tokenizer.model", "hf/model.safetensors", "manifest.json", "x.gguf"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_is_no_file_in_a_file_s_place_neither_blocks_nor_hides_another(repo, place):
+    path = repo / "models/export" / place
+    path.parent.chmod(0o755)
+    path.unlink(missing_ok=True)
+    for put in ODD.values():
+        put(path)
+        found = discover(repo, [])
+        assert any(not one.problem for one in found)
+        Models(found, memory_bytes=1).states()
+        path.rmdir() if path.is_dir() else path.unlink()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"stage": "sft", "step": ""}', '{"stage": 1, "step": 2}', None])
+def test_a_damaged_preview_hides_no_other_model(repo, text):
+    (folder := repo / ".athanor/previews/odd").mkdir(parents=True)
+    if text is None:
+        os.mkfifo(folder / "checkpoint.json")
+    else:
+        (folder / "checkpoint.json").write_text(text)
+    assert len(running(repo)) == 0
 
 
 def test_without_git_or_any_model_nothing_is_found(tmp_path):
