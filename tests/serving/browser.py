@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import psutil
 from playwright.sync_api import Browser, BrowserContext, Error, LocatorAssertions, Page, Playwright, Route, expect
 
 PATIENCE = 60_000  # milliseconds, for what takes a fraction of a second on a quiet machine
@@ -75,6 +77,27 @@ class Server:
     def signal(self, number: int) -> None:
         """To the server and its workers."""
         os.killpg(self.process.pid, number)
+
+    @contextmanager
+    def slowed(self) -> Iterator[None]:
+        """Let the workers run a fiftieth of the time, so that a browser on a busy machine sees an answer grow."""
+        ended = threading.Event()
+
+        def pace() -> None:
+            while not ended.wait(0.002):
+                workers = psutil.Process(self.process.pid).children(recursive=True)
+                for number, seconds in ((signal.SIGSTOP, 0.1), (signal.SIGCONT, 0.0)):
+                    for worker in workers:
+                        worker.send_signal(number)
+                    ended.wait(seconds)
+
+        thread = threading.Thread(target=pace)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
     def kill(self) -> None:
         if self.process.poll() is None:
