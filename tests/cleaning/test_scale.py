@@ -24,6 +24,8 @@ sys.path.insert(0, sys.argv[1])
 resource.setrlimit(resource.RLIMIT_NOFILE, (30, 30))
 from tests.cleaning.test_cleaning import ITEM, PARAMS, document, prose
 from tests.cleaning.world import clean
+from athanor.cleaning import groups, near, repeats
+groups.GROUP_SHARDS, repeats.PART_IDS, near.PART_KEYS = 8, 16, 32
 books = [document(prose(seed), split="val" if seed < 3 else "train") for seed in range(56)]
 done = clean({"books": [*books, *books[:8]]}, [ITEM], PARAMS, shard_bytes=1)
 assert len(done.cleaned.shard_folders["books"]) == 64 and len(done.dropped) == 8, len(done.dropped)
