@@ -49,7 +49,7 @@ class Guess(NamedTuple):
     encoding: str
     sure: bool
     text: str  # what was looked at, decoded
-    other: str = ""  # the next best, where it is not sure
+    other: str = ""  # the next best, where it is not sure; of mojibake, what the text was read as
 
     @property
     def line(self) -> str:
@@ -63,19 +63,34 @@ def choose(data: bytes, setting: str, *, cut: bool = False) -> str | Guess | Non
 
     A byte order mark comes first, then UTF-8, then the setting: an encoding, or `detect`.
     """
-    if mark := next((name for mark, name in MARKS.items() if data.startswith(mark)), None):
+    if mark := marked(data):
         return mark
-    if not _is_odd(data) and _is_utf8(data, cut):
+    guess = wide(data)
+    if guess is None and _is_utf8(data, cut):
         return UTF_8
     if setting not in (UTF_8, DETECT):
         return setting
-    guess = detect(data)
+    guess = guess or detect(data)
     return guess.encoding if setting == DETECT and guess is not None and guess.sure else guess
 
 
-def _is_odd(data: bytes) -> bool:
-    """UTF-16 without a mark and ISO 2022 are valid UTF-8."""
-    return data.count(0) > len(data) // 5 or _ISO_2022.search(data[:SAMPLE].decode("latin-1")) is not None
+def marked(data: bytes) -> str | None:
+    """The encoding that a byte order mark names."""
+    return next((name for mark, name in MARKS.items() if data.startswith(mark)), None)
+
+
+def wide(data: bytes) -> Guess | None:
+    """UTF-16 without a mark and ISO 2022, which are valid UTF-8."""
+    names: tuple[str, ...] = ()
+    if data.count(0) > len(data) // 5:
+        names = ("utf-16-le" if data[1::2].count(0) > data[::2].count(0) else "utf-16-be",)
+    elif b"\x1b$" in data[:SAMPLE]:
+        names = ("iso2022_jp", "iso2022_kr")
+    for encoding in names:
+        text = data[: SAMPLE & ~1].decode(encoding, "ignore")
+        if text and sum(each.isprintable() or each.isspace() for each in text) > LOOKS_RIGHT * len(text):
+            return Guess(encoding, True, text)
+    return None
 
 
 def _is_utf8(data: bytes, cut: bool) -> bool:
@@ -88,13 +103,8 @@ def _is_utf8(data: bytes, cut: bool) -> bool:
 
 def detect(data: bytes) -> Guess | None:
     """The encoding of text that is not UTF-8; None where none fits."""
-    if _is_odd(data):
-        little = data[1::2].count(0) > data[::2].count(0)
-        for encoding in ("iso2022_jp", "iso2022_kr", "utf-16-le" if little else "utf-16-be"):
-            text = data[: SAMPLE & ~1].decode(encoding, "replace")
-            if text[:-1].isprintable() or not {"\ufffd", "\0", "\x1b"} & set(text[:-1]):
-                return Guess(encoding, True, text)
-        return None
+    if (found := wide(data)) is not None:
+        return found
     sample = b"\n".join(_sample(data, b"\n"))
     guess = _detect(sample)
     # The end may be cut within a character.
@@ -168,12 +178,13 @@ codecs.register_error("athanor.byte", _byte)  # type: ignore[arg-type]
 
 
 def mojibake(text: str) -> Guess | None:
-    """The true encoding of text that was decoded in another one; `utf-8` where `other` misread it, "" where bytes are lost.
+    """The true encoding of text that was decoded in another one; "" where bytes are lost.
 
     None for text that is right, or has few characters outside of ASCII.
     """
     if _ISO_2022.search(text[:SAMPLE]):
-        return Guess("iso2022_jp", True, text[:SAMPLE].encode("ascii", "ignore").decode("iso2022_jp", "ignore"))
+        again = text[:SAMPLE].encode("ascii", "ignore").decode("iso2022_jp", "ignore")
+        return Guess("iso2022_jp", True, again, "ascii")
     if text.isascii():
         return None
     sample = "\n".join(_sample(text, "\n"))
@@ -186,7 +197,7 @@ def mojibake(text: str) -> Guess | None:
         again = sample.encode(wrong, "athanor.byte").decode(UTF_8, "replace")
         found = "".join(_NOT_ASCII.findall(again))
         if 2 * found.count("\ufffd") < len(found) and 2 * len(found) >= FEW and again != sample:
-            return Guess(UTF_8, True, again, wrong)
+            return Guess(UTF_8, True, again, _latin(characters) if wrong == "cp1252" else wrong)
     foreign = set(characters) - WINDOWS
     if sum(map(characters.count, foreign)) > len(characters) / 20 or _fit(sample)[0] > LOOKS_WRONG:
         return None
@@ -195,6 +206,14 @@ def mojibake(text: str) -> Guess | None:
         > len(characters) / 4
     ):
         return None  # a table of characters
+    if 2 * len(set(characters)) < FEW and not any("\x80" <= each < "\xa0" for each in characters):
+        return None
     sample = sample.translate(dict.fromkeys(map(ord, foreign)))
     guess = _detect(sample.encode("cp1252", "athanor.byte"))
-    return guess if guess is not None and guess.sure and guess.text != sample else None
+    if guess is None or not guess.sure or guess.text == sample:
+        return None
+    return guess._replace(other=_latin(characters))
+
+
+def _latin(characters: str) -> str:
+    return "cp1252" if max(characters) > "\xff" else "latin1"
