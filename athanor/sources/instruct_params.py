@@ -8,7 +8,8 @@ from typing import Literal
 from athanor.base.errors import ParamsError
 from athanor.base.strict import check_file_names, param, share
 from athanor.sources.addresses import check_revision
-from athanor.sources.params import Filter, check_encoding
+from athanor.sources.params import Filter
+from athanor.text.encodings import check_encoding
 
 DOCSTRING_KINDS = ("summary", "module", "signature", "code", "docstring", "doctest", "parameter", "topic")
 

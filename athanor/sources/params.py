@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -10,7 +9,7 @@ from typing import Literal
 from athanor.base.errors import ParamsError
 from athanor.base.strict import check_file_names, param, share
 from athanor.sources.addresses import check_address, check_revision, is_local, without_query
-from athanor.text.encodings import DETECT
+from athanor.text.encodings import check_encoding
 
 MAX = 2**62
 KINDS = ("web", "prose", "code", "math", "qa", "dialogue")
@@ -328,17 +327,6 @@ class DownloadParams:
 def names_of(source: DocumentSource) -> tuple[str, ...]:
     """The names that a source's documents have."""
     return (source.prose_name, source.code_name) if hasattr(source, "prose_name") else (source.name,)
-
-
-def check_encoding(encoding: str) -> None:
-    try:
-        known = encoding == DETECT or codecs.lookup(encoding)._is_text_encoding  # type: ignore[attr-defined]
-    except LookupError:
-        known = False
-    if not known:
-        raise ParamsError(
-            f"unknown encoding '{encoding}'", where="encoding", fix="for example cp1251, gb18030 or detect"
-        )
 
 
 def check_template(template: str | None) -> None:

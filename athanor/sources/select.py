@@ -140,6 +140,15 @@ class Unreadable:
     def counts(self) -> dict[str, int]:
         return {reason: len(errors) for reason, errors in sorted(self.errors.items())}
 
+    def groups(self) -> list[tuple[str, list[InputError]]]:
+        """Errors by reason and what helps, those of most files first."""
+        groups: dict[tuple[str, str], list[InputError]] = {}
+        for reason, errors in self.errors.items():
+            for error in errors:  # files in several encodings have a fix each
+                groups.setdefault((reason, error.fix.partition("«")[0]), []).append(error)
+        found = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
+        return [(reason, errors) for (reason, _), errors in found]
+
     def check(self, source: RowSource, files: int) -> None:
         """InputError for the files, of so many, that cannot be read, unless the source skips them."""
         if self.errors and getattr(source, "on_unreadable", "refuse") != "skip":
@@ -148,16 +157,11 @@ class Unreadable:
 
     def error(self, files: int, otherwise: str) -> InputError:
         """One error for all: itself where it is alone, else a count, and for each reason the first places and what helps."""
-        groups: dict[tuple[str, str], list[InputError]] = {}
-        for reason, errors in self.errors.items():
-            for error in errors:  # files in several encodings have a fix each
-                groups.setdefault((reason, error.fix.partition("«")[0]), []).append(error)
-        by_reason = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
-        first = by_reason[0][1][0]
+        first = self.groups()[0][1][0]
         if (count := sum(self.counts.values())) == 1:
             return InputError(first.what, where=first.where, fix=f"{first.fix or 'repair the file'}{otherwise}")
         descriptions = []
-        for (reason, _), errors in by_reason:
+        for reason, errors in self.groups():
             locations = ", ".join(error.where for error in errors[:NAMED_FILES]) + (
                 ", …" if errors[NAMED_FILES:] else ""
             )

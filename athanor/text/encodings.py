@@ -14,6 +14,8 @@ from collections import Counter
 from functools import lru_cache
 from typing import AnyStr, NamedTuple
 
+from athanor.base.errors import ParamsError
+
 UTF_8, DETECT = "utf-8", "detect"
 MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32"}
 MARKS |= {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}  # after UTF-32, whose mark begins like it
@@ -72,6 +74,16 @@ def choose(data: bytes, setting: str, *, cut: bool = False) -> str | Guess | Non
         return setting
     guess = guess or detect(data)
     return guess.encoding if setting == DETECT and guess is not None and guess.sure else guess
+
+
+def check_encoding(setting: str) -> None:
+    """ParamsError for a setting that is no encoding of text."""
+    try:
+        if setting == DETECT or codecs.lookup(setting)._is_text_encoding:  # type: ignore[attr-defined]
+            return
+    except LookupError:
+        pass
+    raise ParamsError(f"unknown encoding '{setting}'", where="encoding", fix="for example cp1251, gb18030 or detect")
 
 
 def marked(data: bytes) -> str | None:

@@ -24,7 +24,7 @@ from athanor.text.checks import check_mojibake as check_mojibake
 from athanor.text.checks import check_pointer, decoding_error, no_column, too_large
 from athanor.text.checks import check_text as check_text
 from athanor.text.checks import json_object as json_object
-from athanor.text.encodings import UTF_8
+from athanor.text.encodings import UTF_8, Guess
 from athanor.text.tables import Columns, Found
 
 TEXT = frozenset(".txt .text .md .markdown .rst .adoc .org .tex".split())
@@ -46,6 +46,7 @@ TABLE = "save it as .csv: soffice --headless --convert-to csv FILE"
 CONVERT = {".doc": OFFICE, ".odt": OFFICE, ".rtf": OFFICE, ".xls": TABLE, ".xlsx": TABLE, ".ods": TABLE}
 CONVERT |= dict.fromkeys((".mobi", ".azw", ".azw3", ".fb2", ".djvu", ".lit"), BOOK)
 COMPRESSED = (".gz", ".zst")
+LOOK_BYTES = 4 << 20
 BATCH_ROWS, BATCH_BYTES = 256, 64 << 20
 # A column that unpacks to more than both is no text: that of books repeated a hundred times packs 300 to 1.
 UNPACKED_BYTES, UNPACKED_FACTOR = 256 << 20, 1000
@@ -139,6 +140,19 @@ def file_kind(path: Path) -> str:
         fix = CONVERT.get(kind, f"use {READ}; or narrow the glob")
         raise InputError(f"unknown file type '{kind}'", where=path, fix=fix)
     return kind
+
+
+def encoding_of(path: Path) -> Guess | None:
+    """A guess at the encoding of a file by its beginning; None where it needs none."""
+    kind = file_kind(path)
+    if kind == PARQUET or kind in convert.BINARY:
+        return None
+    with _open(path) as file:
+        data = file.read(LOOK_BYTES)
+    chosen = encodings.choose(data, UTF_8, cut=len(data) == LOOK_BYTES)
+    if isinstance(chosen, str) or (kind in convert.PAGES and convert.declared(data) is not None):
+        return None
+    return chosen
 
 
 def _open(path: Path) -> IO[bytes] | gzip.GzipFile:
