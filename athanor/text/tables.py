@@ -62,10 +62,14 @@ def read(
         yield from _table(_lines(file, path, head, limit, setting), path, kind, columns, limit)
         return
     begin = head.decode(encodings.marked(head) or "latin-1", "ignore").lstrip("\ufeff \t\r\n")
-    if begin.startswith("[") or (kind == ".json" and not _is_lines(path, head)):
+    if begin.startswith("[") or kind == ".json":
         yield from _array(_whole(_lines(file, path, head, MAX_WHOLE_BYTES, setting), path), path, columns)
         return
-    for number, line, end in _lines(file, path, head, limit, setting, position):
+    yield from _objects(_lines(file, path, head, limit, setting, position), path, columns, moved)
+
+
+def _objects(lines: Iterable[Line], path: Path, columns: Columns, moved: Tick = ignore) -> Iterator[Found]:
+    for number, line, end in lines:
         where = f"{path}:{number}"
         if isinstance(line, InputError):
             yield where, line
@@ -77,15 +81,6 @@ def read(
             if not isinstance(found, InputError):
                 moved(end)
             yield where, found
-
-
-def _is_lines(path: Path, head: bytes) -> bool:
-    """Whether a .json file holds an object on each line: its first line is whole, or too long to be a pretty-printed one."""
-    first, newline, _ = head.partition(b"\n")
-    try:
-        return isinstance(json.loads(first), dict)
-    except ValueError:
-        return not newline and len(head) == 1024 and head.lstrip().startswith(b"{")
 
 
 def _lines(file: IO[bytes], path: Path, head: bytes, limit: int, setting: str, position: int = 0) -> Iterator[Line]:
@@ -160,10 +155,18 @@ def _too_long(path: Path) -> InputError:
 
 
 def _array(text: str, path: Path, columns: Columns) -> Iterator[Found]:
-    """Rows of a list of objects; or of an object that holds one, or is the only row."""
+    """Rows of a list of objects; or of an object that holds one, or is the only row; or of an object on each line."""
     if text.lstrip()[:1] == "[":
         yield from _items(text, path, columns)
         return
+    first, _, more = text.partition("\n")
+    try:
+        if more.strip() and isinstance(json.loads(first), dict):
+            lines = (Line(number, line, 0) for number, line in enumerate(io.StringIO(text, newline="\n"), 1))
+            yield from _objects(lines, path, columns)
+            return
+    except (ValueError, RecursionError):
+        pass
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -278,7 +281,7 @@ def _records(lines: Iterator[Line], path: Path, kind: str, limit: int) -> Iterat
         number, first = taken[0].number, taken[0].text
         if separator == "\t" and isinstance(first, str) and (fault or len(taken) > 1):
             plain = first.rstrip("\r\n").split("\t")  # such tables are mostly written without quotes
-            if fault or len(plain) == width:
+            if fault or all(isinstance(each.text, str) and each.text.count("\t") == width - 1 for each in taken):
                 fields, fault = plain, ""
                 pending.extendleft(reversed(taken[1:]))
         if fault:
