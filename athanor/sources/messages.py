@@ -95,6 +95,8 @@ def usable(
         yielded += 1
         if yielded == source.max_rows:
             break
+    if malformed_rows == rows_read:
+        fraction = 0.0  # not one good row
     select.check_malformed(source.name, malformed_rows, rows_read, fraction, first_error, ended=True)
 
 

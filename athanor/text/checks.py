@@ -74,11 +74,11 @@ def too_large(where: str, max_document_bytes: int) -> InputError:
 def no_column(column: str, present: Sequence[str], where: str) -> MalformedRow:
     names = ", ".join(sorted(map(str, present))) or "none"
     fix = f"name one that exists in params.yaml; found: {names}"
-    if column == "messages" and len(present) >= 2:
-        fix += ". Questions and answers in columns of their own are shape: prompt with columns: [QUESTION, ANSWER]"
-    if column == "text" and len(present) >= 1:
-        fix += ". For one of them text_column: NAME, for several text_template: '{QUESTION}\\n\\n{ANSWER}';"
-        fix += " questions and answers belong below instruct.sources as well: docs/own-data.md"
+    if column in ("text", "messages") and len(present) >= 2:
+        first, last = present[0], present[-1]
+        if column == "text":
+            fix += f". One of them is text_column: {first}, several are text_template: '{{{first}}}\\n\\n{{{last}}}'"
+        fix += f". Questions and answers are conversations, below instruct.sources: shape: prompt, columns: [{first}, {last}]"
     return MalformedRow(f"column '{column}' is missing", where=where, fix=fix)
 
 
@@ -108,22 +108,32 @@ def check_mojibake(text: str, where: str) -> None:
     raise MalformedRow(f"mojibake ({what})", where=where, fix=fix)
 
 
-def decoding_error(data: bytes, setting: str, where: str, line: int | None) -> MalformedRow:
-    """What is wrong with bytes that `setting` does not decode, and the encoding to name; `line` is that of the first byte."""
-    guess, wanted = encodings.detect(data), UTF_8 if setting == DETECT else setting
+def decoding_error(data: bytes, setting: str, where: str, line: int | None, damaged: bool = False) -> MalformedRow:
+    """What is wrong with bytes that `setting` does not decode, and the encoding to name; `line` is that of the first byte.
+
+    What is `damaged` is UTF-8 elsewhere.
+    """
+    damaged = damaged or encodings.is_damaged(data)
+    guess, wanted = None if damaged else encodings.detect(data), UTF_8 if damaged or setting == DETECT else setting
+    fix = encoding_fix(guess, data)
     try:
         data.decode(wanted)
         what = f"{guess.encoding}, not UTF-8" if guess else f"not {wanted}"
     except UnicodeDecodeError as error:
         what = f"not valid {wanted.upper()} (byte 0x{data[error.start]:02x})"
+        if damaged and error.reason == "unexpected end of data":
+            what, fix = (
+                "the end is missing (it ends within a character)",
+                "fetch the file again, or remove its last line",
+            )
         where += f":{line + data.count(10, 0, error.start)}" if line is not None else ""
-    return MalformedRow(what, where=where, fix=encoding_fix(guess, data))
+    return MalformedRow(what, where=where, fix=fix)
 
 
 def encoding_fix(guess: Guess | None, data: bytes) -> str:
     place = "for the source in params.yaml"
     if guess is None:
-        return f"name the encoding {place} if it is text, else leave it out of the glob"
+        return f"repair it there; or, if it is text and not UTF-8, name the encoding {place}"
     if guess.sure:
         return f"encoding: {guess.encoding} {place} reads «{guess.line}»"
     fix = f"encoding: {guess.encoding} {place} if «{guess.line}» is right"

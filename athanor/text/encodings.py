@@ -70,6 +70,8 @@ def choose(data: bytes, setting: str, *, cut: bool = False) -> str | Guess | Non
     guess = wide(data)
     if guess is None and _is_utf8(data, cut):
         return UTF_8
+    if is_damaged(data):
+        return None
     if setting not in (UTF_8, DETECT):
         return setting
     guess = guess or detect(data)
@@ -89,6 +91,12 @@ def check_encoding(setting: str) -> None:
 def marked(data: bytes) -> str | None:
     """The encoding that a byte order mark names."""
     return next((name for mark, name in MARKS.items() if data.startswith(mark)), None)
+
+
+def is_damaged(data: bytes) -> bool:
+    """Whether data that is not valid UTF-8 is so but for a few bytes, or was cut."""
+    found = "".join(_NOT_ASCII.findall(data.decode(UTF_8, "replace")))
+    return len(found) > 5 * found.count("\ufffd")
 
 
 def wide(data: bytes) -> Guess | None:

@@ -103,14 +103,14 @@ def _lines(file: IO[bytes], path: Path, head: bytes, limit: int, setting: str, p
             text: str | InputError = data.decode()
             is_utf8 = is_utf8 or not data.isascii()
         except UnicodeDecodeError:
-            if encoding is None and not is_utf8:
+            if encoding is None and not is_utf8 and not encodings.is_damaged(data):
                 more = file.peek(1 << 16).rpartition(b"\n")[0]  # type: ignore[attr-defined]
                 guess = encodings.detect(data + more)
                 encoding = guess.encoding if guess is not None and guess.sure else UTF_8
             try:
-                text = data.decode(encoding or UTF_8)
+                text = data.decode(UTF_8 if encodings.is_damaged(data) else encoding or UTF_8)
             except UnicodeDecodeError:
-                text = decoding_error(data, encoding or UTF_8, where, None)
+                text = decoding_error(data, encoding or UTF_8, where, None, is_utf8)
         yield Line(number, text, position)
 
 

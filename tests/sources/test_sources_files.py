@@ -109,7 +109,7 @@ def test_size_limit_is_exact_and_escapes_do_not_count(tmp_path):
         (
             "a.json",
             b'{"name": "app", "version": 1}',
-            "a.json:1: column 'text' is missing.*found: name, version.*text_column: NAME",
+            "a.json: column 'text' is missing.*found: name, version.*text_column: name",
         ),
         ("a.csv", b"q,a\n1,2\n", r"a.csv:1: column 'text' is missing.*found: a, q.*text_template"),
         ("a.csv", b'text,n\n"one,1\ntwo,2\n', "a.csv:2: not a row of a table.*twice"),

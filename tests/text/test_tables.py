@@ -50,6 +50,7 @@ TORN = gzip.compress(b"".join(b'{"text": "%0900d"}\n' % (n**300 % 10**900) for n
     ("name", "data", "taken", "reason"),
     [
         ("a.jsonl", CUT, 2, "the last line is not whole"),
+        ("a.jsonl", '{"text": "a"}\n{"text": "б"}\n{"text": "где-то"}'.encode()[:-5], 2, "the end is missing"),
         ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n{"text": 1}\n[]\n{"x": 1}\n{"text": "b"}\n', 2, "not a JSON object"),
         ("a.json", b'[{"text": "a"}, {"text": b}, {"text": "c"}, 7, {"text": "d"}, {"te', 3, "not valid JSON"),
         ("a.csv", b'text,n\na,1\n"b,2\nc,3\nd,4,5\ne,6\n', 3, "not a row of a table"),
