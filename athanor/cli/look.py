@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -137,8 +138,9 @@ def tell_unread(place: Path, found: Mapping[str, Ending]) -> None:
         print(f"    Fix: {errors[0].fix}")
     if any("if «" in errors[0].fix for _, errors in told):
         print(f"  athanor new '{place}' --encoding NAME reads them so")
-    if any(error.what == "column 'text' is missing" for _, errors in told for error in errors):
-        print(f"  athanor new '{place}' --template '{{COLUMN}}' reads rows of such columns")
+    for _, errors in told:
+        if match := re.search("text_template: ('.*?')", errors[0].fix):
+            print(f"  athanor new '{place}' --template {match[1]} reads rows of such columns")
 
 
 def nothing_read(place: Path, found: Mapping[str, Ending]) -> InputError:

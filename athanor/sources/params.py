@@ -9,6 +9,7 @@ from typing import Literal
 from athanor.base.errors import ParamsError
 from athanor.base.strict import check_file_names, param, share
 from athanor.sources.addresses import check_address, check_revision, is_local, without_query
+from athanor.text.checks import COLUMN_NAME
 from athanor.text.encodings import check_encoding
 
 MAX = 2**62
@@ -337,7 +338,7 @@ def check_template(template: str | None) -> None:
 def template_columns(template: str) -> tuple[str, ...]:
     """Columns that a `text_template` names, in order; ParamsError for anything but plain names in braces."""
     columns = re.findall(r"\{([^{}]*)\}", template)
-    if not all(re.fullmatch(r"\w[\w.-]*", column) for column in columns) or "{" in re.sub(r"\{[^{}]*\}", "", template):
+    if not all(re.fullmatch(COLUMN_NAME, column) for column in columns) or "{" in re.sub(r"\{[^{}]*\}", "", template):
         raise ParamsError("not a usable template", where="text_template", fix="only column names in braces: {question}")
     return tuple(dict.fromkeys(columns))
 

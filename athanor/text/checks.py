@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from athanor.base.work import Facts
 from athanor.text import encodings
 from athanor.text.encodings import DETECT, UTF_8, Guess
 
+COLUMN_NAME = r"\w[\w .?-]*"  # that a template may hold
 POINTERS = {
     b"version https://git-lfs.github.com/spec/": ("a Git LFS pointer", "git lfs install && git lfs pull"),
     b"/annex/objects/": ("a git-annex pointer", "git annex get ."),
@@ -72,9 +74,11 @@ def too_large(where: str, max_document_bytes: int) -> InputError:
 
 
 def no_column(column: str, present: Sequence[str], where: str) -> MalformedRow:
-    names = ", ".join(sorted(map(str, present))) or "none"
+    names = ", ".join(sorted(name[:40] for name in present)) or "none"
     fix = f"name one that exists in params.yaml; found: {names}"
-    if column in ("text", "messages") and len(present) >= 2:
+    if not all(re.fullmatch(COLUMN_NAME, name) and len(name) <= 40 for name in present):
+        fix += ". Columns of a table without a header are numbers: text_column: '1', text_template: '{1} {2}'"
+    elif column in ("text", "messages") and len(present) >= 2:
         first, last = present[0], present[-1]
         if column == "text":
             fix += f". One of them is text_column: {first}, several are text_template: '{{{first}}}\\n\\n{{{last}}}'"

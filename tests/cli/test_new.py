@@ -51,7 +51,7 @@ def test_a_mixed_folder_in_one_go(project, capsys):
     # Files that could be read are named with what to type, of others the types.
     left_out = told.split("left out:\n")[1].split("\n\n")[0]
     assert "data.csv:1: column 'text' is missing" in left_out and "found: a, b" in left_out and ".png" not in left_out
-    assert "faq.jsonl:1: column 'text' is missing" in left_out and "--template '{COLUMN}'" in left_out
+    assert "faq.jsonl:1: column 'text' is missing" in left_out and "--template '{a}\\n\\n{b}'" in left_out
     assert (project / "params.yaml").read_text() == before
 
     assert cli.call("new", ["corpus/my notes", "--write"]) == 0
@@ -205,8 +205,9 @@ def test_questions_in_a_table(project, capsys):
     fill(project / "corpus", {"qa.csv": f"Query;Answer\n{table}"})
     with pytest.raises(InputError, match="no file can be read: column 'text' is missing. Fix: .*found: Answer, Query"):
         cli.call("new", ["corpus/qa.csv"])
-    assert "athanor new 'corpus/qa.csv' --template '{COLUMN}'" in capsys.readouterr().out
-    source = written("corpus/qa.csv", "--template", r"{Query}\n\n{Answer}")
+    template = r"{Query}\n\n{Answer}"
+    assert f"athanor new 'corpus/qa.csv' --template '{template}'" in capsys.readouterr().out
+    source = written("corpus/qa.csv", "--template", template)
     assert source.text_template == "{Query}\n\n{Answer}"
 
 
