@@ -42,6 +42,7 @@ _AFTER_LETTER = re.compile(r"(?<=[a-z])([^\x00-\x7f])(?=([a-z]?))")
 _WORD = re.compile(r"[^\W\d_]+")
 _ISO_2022 = re.compile(r"\x1b\$[@AB(]")
 SAMPLE = 60_000  # characters of lines with some outside of ASCII
+PROBE = 400  # characters outside of ASCII by which most encodings are out of the question
 FEW = 8  # characters outside of ASCII that may be anything
 LOOKS_RIGHT, LOOKS_WRONG = 0.97, 0.9  # shares of the characters outside of ASCII that are of one language
 MAX_CHAOS, MAX_CHAOS_CJK, MAX_MIXED = 10.0, 20.0, 0.2  # the first two of charset-normalizer, in percent
@@ -165,7 +166,8 @@ def _detect(sample: bytes) -> Guess | None:
     words = [word for word in _WORD.findall(text) if not word.isascii()]
     mixed = sum(re.search("[A-Za-z]", word) is not None for word in words)
     sure = found[0].percent_chaos <= (MAX_CHAOS_CJK if found[0].multi_byte_usage else MAX_CHAOS)
-    sure = sure and sum(map(len, words)) >= FEW and mixed <= MAX_MIXED * len(words)
+    letters = sum(map(len, words))
+    sure = sure and letters >= FEW and letters > 1.5 * len(words) and mixed <= MAX_MIXED * len(words)
     return Guess(found[0].encoding, sure, text, found[1].encoding if found[1:] else "")
 
 
@@ -214,9 +216,10 @@ def mojibake(text: str) -> Guess | None:
     if characters.count("\ufffd") > len(characters) / 2:
         return Guess("", True, sample)
     for wrong in MISREAD:
+        if not _is_utf8_read_as(wrong, characters[:PROBE]):
+            continue
         again = sample.encode(wrong, "athanor.byte").decode(UTF_8, "replace")
-        found = "".join(_NOT_ASCII.findall(again))
-        if 2 * found.count("\ufffd") < len(found) and 2 * len(found) >= FEW and again != sample:
+        if _is_utf8_read_as(wrong, sample) and again != sample:
             return Guess(UTF_8, True, again, _latin(characters) if wrong == "cp1252" else wrong)
     foreign = set(characters) - WINDOWS
     if sum(map(characters.count, foreign)) > len(characters) / 20 or _fit(sample)[0] > LOOKS_WRONG:
@@ -233,6 +236,11 @@ def mojibake(text: str) -> Guess | None:
     if guess is None or not guess.sure or guess.text == sample:
         return None
     return guess._replace(other=_latin(characters))
+
+
+def _is_utf8_read_as(wrong: str, text: str) -> bool:
+    found = "".join(_NOT_ASCII.findall(text.encode(wrong, "athanor.byte").decode(UTF_8, "replace")))
+    return 2 * found.count("\ufffd") < len(found) and 2 * len(found) >= FEW
 
 
 def _latin(characters: str) -> str:

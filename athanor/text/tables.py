@@ -93,7 +93,7 @@ def _lines(file: IO[bytes], path: Path, head: bytes, limit: int, setting: str, p
     while data := file.readline(limit):
         number, position = number + 1, position + len(data)
         where = f"{path}:{number}"
-        if len(data) == limit:
+        if len(data) == limit and not data.endswith(b"\n"):
             while (rest := file.readline(limit)) and not rest.endswith(b"\n"):
                 pass
             yield Line(number, too_large(where, (limit - (1 << 20)) // JSON_ESCAPE_BYTES), position)

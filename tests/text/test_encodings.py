@@ -115,6 +115,7 @@ RIGHT = {
     "emoji": "Hi 😀 there 🎉 ok 👍 done ✅ and ❤️", "code": "x = 'é' # naïve\ns = u'ü' + 'ß' + '\u00a0'\nprint('→ ✓ …')",
     "table": "".join(map(chr, range(0xC0, 0x100))), "letters": "\n".join(f"{n:02X} {chr(n)}" for n in range(0xA0, 0x100)),
     "pattern": "[A-Za-zÀ-ÖØ-öø-ÿ]+ and ÀÁÂÃÄÅ ÈÉÊË ÌÍÎÏ ÒÓÔÕÖ ÙÚÛÜ Ý àáâãäå èéêë ìíîï òóôõö ùúûü ýÿ", "one letter": "é" * 30,
+    "single letters": "é, è, ê, ë: à, â; ù, û - ç ! ô ï î",
     "half-width": "ｱｲｳｴｵ カタカナ ひらがな 漢字", "ASCII": "plain", "colours": "\x1b[31mred\x1b[0m",
 }  # fmt: skip
 
