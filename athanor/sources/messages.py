@@ -95,8 +95,12 @@ def usable(
         yielded += 1
         if yielded == source.max_rows:
             break
-    if malformed_rows == rows_read:
-        fraction = 0.0  # not one good row
+    if malformed_rows == rows_read > 0:
+        what, fix = (
+            f"none of {rows_read:,} rows can be read, the first: {first_error}",
+            "correct the rows, or their columns",
+        )
+        raise InputError(what, where=f"source '{source.name}'", fix=fix)
     select.check_malformed(source.name, malformed_rows, rows_read, fraction, first_error, ended=True)
 
 
@@ -197,6 +201,9 @@ def parse(source: MessagesSource, row: Mapping[str, Any], where: str) -> Iterato
             yield Message("assistant", _content(item.get("output"), "output", where))
         else:
             role, content = (item.get(key) for key in KEYS[source.shape])
+            if other := [shape for shape, keys in KEYS.items() if role is None and set(keys) <= item.keys()]:
+                what = f"a message has no '{KEYS[source.shape][0]}'"
+                raise MalformedRow(what, where=where, fix=f"shape: {other[0]} in params.yaml")
             yield Message(_role(role, source.shape, where), _content(content, KEYS[source.shape][1], where))
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
-from glob import has_magic
+from glob import escape, has_magic
 from pathlib import Path
 
 from athanor.base.artifacts import sha256_bytes, sha256_file
@@ -51,9 +52,10 @@ def digest_of(files: Sequence[tuple[str, Path]]) -> str:
 
 
 def _glob_base(pattern: Path) -> Path:
-    parts = pattern.parts
-    plain_count = next((number for number, part in enumerate(parts) if has_magic(part)), len(parts) - 1)
-    return Path(*parts[:plain_count])
+    """The folder before the first wildcard; escaped names, as `[[]1]`, are none."""
+    plain = [re.sub(r"\[([*?[])\]", r"\1", part) for part in pattern.parts]
+    wild = (number for number, part in enumerate(pattern.parts) if has_magic(part) and escape(plain[number]) != part)
+    return Path(*plain[: next(wild, len(plain) - 1)])
 
 
 def _matches(folder: Path, patterns: Sequence[str], base: Path) -> Iterator[Path]:

@@ -119,7 +119,7 @@ def test_answers_without_any_prompt_are_malformed():
 
 
 def test_no_json_and_a_missing_column_end_the_reading():
-    with pytest.raises(InputError, match="1 of 1 rows are malformed.*pairs.jsonl:1.*not valid JSON"):
+    with pytest.raises(InputError, match="none of 1 rows can be read.*pairs.jsonl:1.*not valid JSON"):
         read("{", max_malformed_fraction=1.0)
     with pytest.raises(InputError, match="column 'rejected' is missing.*found: chosen, prompt"):
         read({"prompt": "a", "chosen": "b"}, max_malformed_fraction=1.0)

@@ -12,7 +12,7 @@ from athanor.base.strict import build
 from athanor.sources import messages, select
 from athanor.sources.instruct_params import MessagesSource
 from athanor.text import globs
-from tests.sources.world import json_lines, read, source
+from tests.sources.world import chat, json_lines, read, source
 
 ROWS = [{"text": "one\n\ntwo"}, {"text": 'a "b", c'}, {"text": "é；\tend"}]
 
@@ -142,6 +142,14 @@ def test_a_system_column_is_the_system_message(tmp_path):
         talks(tmp_path / "a.jsonl", shape="conversations", columns=["conversations"], **dropped)[0]
         == [["Hi?", "Hello."]] * 3
     )
+
+
+def test_the_other_shape_is_named(tmp_path):
+    json_lines(tmp_path / "a.jsonl", [chat("Hi?", "Hello.")])
+    with pytest.raises(
+        InputError, match="none of 1 rows can be read, the first: .*has no 'from'. Fix: shape: messages"
+    ):
+        talks(tmp_path / "a.jsonl", shape="conversations", columns=["messages"])
 
 
 def test_links_of_git_annex_are_told_with_what_brings_the_file(tmp_path):
