@@ -52,10 +52,14 @@ def digest_of(files: Sequence[tuple[str, Path]]) -> str:
 
 
 def _glob_base(pattern: Path) -> Path:
-    """The folder before the first wildcard; escaped names, as `[[]1]`, are none."""
-    plain = [re.sub(r"\[([*?[])\]", r"\1", part) for part in pattern.parts]
-    wild = (number for number, part in enumerate(pattern.parts) if has_magic(part) and escape(plain[number]) != part)
-    return Path(*plain[: next(wild, len(plain) - 1)])
+    """The folder before the first wildcard; names that hold glob signs, escaped (`[[]1]`) or not, are none if they are there."""
+    base = Path()
+    for part in pattern.parts[:-1]:
+        plain = re.sub(r"\[([*?[])\]", r"\1", part)
+        if has_magic(part) and escape(plain) != part and not (base / part).is_dir():
+            break
+        base /= part if (base / part).is_dir() else plain
+    return base
 
 
 def _matches(folder: Path, patterns: Sequence[str], base: Path) -> Iterator[Path]:
