@@ -21,6 +21,9 @@ UNPACKED_BYTES, UNPACKED_FACTOR = (
     100,
 )  # a part that unpacks to more than both is no text: XHTML packs 3 to 10 to 1
 OLE = b"\xd0\xcf\x11\xe0"  # how the files of older programs begin
+# What is there a second time, what was deleted, and where tabs stop.
+HIDDEN = frozenset(("Fallback", "del", "moveFrom", "tabs"))
+SIGNS = {"tab": "\t", "br": "\n", "cr": "\n", "noBreakHyphen": "-"}
 HEADING = re.compile(r"heading (\d)$")
 
 
@@ -100,7 +103,10 @@ def epub(data: bytes, where: str, max_document_bytes: int, page: Callable[[bytes
     spine: list[str] = []
 
     def start(tag: str, values: Mapping[str, str]) -> None:
-        if tag == "item" and "html" in values.get("media-type", "") and values.get("properties") != "nav":
+        is_page = (
+            re.search("html|oeb", values.get("media-type", "")) and "nav" not in values.get("properties", "").split()
+        )
+        if tag == "item" and is_page:
             path = posixpath.join(posixpath.dirname(packages[0]), unquote(values.get("href", "")))
             parts[values.get("id", "")] = posixpath.normpath(path)
         elif tag == "itemref":
@@ -165,7 +171,7 @@ class _Paragraphs:
         self._is_text, self._hidden = False, 0
 
     def start(self, tag: str, values: Mapping[str, str]) -> None:
-        if tag in ("Fallback", "del", "moveFrom"):  # what is there a second time, and what was deleted
+        if tag in HIDDEN:
             self._hidden += 1
         if self._hidden:
             return
@@ -179,8 +185,8 @@ class _Paragraphs:
         elif self._open:
             if tag == "t":
                 self._is_text = True
-            elif tag in ("tab", "br", "cr", "noBreakHyphen"):
-                self._open[-1].append({"tab": "\t", "noBreakHyphen": "-"}.get(tag, "\n"))
+            elif tag in SIGNS:
+                self._open[-1].append(SIGNS[tag])
             elif tag == "pStyle" and values.get("val") in self.levels:
                 self._prefixes[-1] = "#" * min(self.levels[values["val"]], 6) + " "
             elif tag == "numPr" and not self._prefixes[-1]:
@@ -191,7 +197,7 @@ class _Paragraphs:
             self._open[-1].append(text)
 
     def end(self, tag: str) -> None:
-        if tag in ("Fallback", "del", "moveFrom"):
+        if tag in HIDDEN:
             self._hidden -= 1
         elif self._hidden:
             return

@@ -267,8 +267,10 @@ def _records(lines: Iterator[Line], path: Path, kind: str, limit: int) -> Iterat
                 yield text
 
         if not separator:
-            separator = max(SEPARATORS, key=next(following(), "").count)
-            pending.extend(taken)
+            header = next(following(), "")
+            said = re.match(r'"?sep=(.)"?\s*$', header)  # as Excel says it
+            separator = said[1] if said else max(SEPARATORS, key=header.count)
+            pending.extend(() if said else taken)
             taken.clear()
             bad.clear()
         fields, fault = None, ""

@@ -37,7 +37,7 @@ NOTE = {
         paragraph("Über uns", '<w:pPr><w:pStyle w:val="berschrift2"/></w:pPr>')
         + "<w:p><w:r><w:t>One </w:t></w:r><w:del><w:r><w:t>lost</w:t></w:r></w:del><w:r><w:t>line</w:t><w:br/><w:t>next &amp; "
         "last</w:t></w:r><w:instrText>PAGE</w:instrText></w:p><w:p/>"
-        + "".join(paragraph(text, "<w:pPr><w:numPr/></w:pPr>") for text in ("first", "second"))
+        + "".join(paragraph(text, "<w:pPr><w:tabs><w:tab/></w:tabs><w:numPr/></w:pPr>") for text in ("first", "second"))
         + f"<w:tbl><w:tr><w:tc>{paragraph('a')}{paragraph('b')}</w:tc><w:tc>{paragraph('c')}</w:tc></w:tr></w:tbl>"
         + f"<mc:AlternateContent><mc:Choice>{paragraph('box')}</mc:Choice><mc:Fallback>{paragraph('box')}</mc:Fallback>"
         "</mc:AlternateContent>"
