@@ -104,12 +104,18 @@ def check_mojibake(text: str, where: str) -> None:
         what, fix = f"most of what is not ASCII was lost («{guess.line}»)", "fetch the text again, and convert it anew"
     elif guess.encoding == UTF_8:
         what = f"UTF-8 that was read as {guess.other} and written again: it says «{guess.line}»"
-        fix = f"fetch the original, or repair it: iconv -f UTF-8 -t {guess.other.upper()} OLD > NEW"
+        fix = f"fetch the original, or repair it: iconv -f UTF-8 -t {iconv(guess.other)} OLD > NEW"
     else:
         what = f"{guess.encoding} that was read as {guess.other}: it says «{guess.line}»"
         fix = f"bring the original with encoding: {guess.encoding} for the source in params.yaml; or repair it: "
-        fix += f"iconv -f UTF-8 -t {guess.other.upper()} OLD | iconv -f {guess.encoding.upper()} -t UTF-8 > NEW"
+        fix += f"iconv -f UTF-8 -t {iconv(guess.other)} OLD | iconv -f {iconv(guess.encoding)} -t UTF-8 > NEW"
     raise MalformedRow(f"mojibake ({what})", where=where, fix=fix)
+
+
+def iconv(encoding: str) -> str:
+    """The name that iconv has for an encoding."""
+    name = encoding.replace("_", "-").upper().replace("ISO2022", "ISO-2022")
+    return {"MAC-ROMAN": "MACINTOSH", "MAC-LATIN2": "MAC-CENTRALEUROPE"}.get(name, name)
 
 
 def decoding_error(data: bytes, setting: str, where: str, line: int | None, damaged: bool = False) -> MalformedRow:

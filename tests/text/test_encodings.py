@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
+import shutil
+import subprocess
+
 import pytest
 
 from athanor.base.errors import ParamsError
 from athanor.text import encodings
+from athanor.text.checks import MalformedRow, check_mojibake
 from tests.sources.world import read, source
 
 TEXTS = {
@@ -127,6 +132,19 @@ def test_text_that_is_right_is_let_through(name, times):
     assert encodings.mojibake("\n".join([text] * times)) is None
 
 
+@pytest.mark.skipif(shutil.which("iconv") is None, reason="no iconv")
+@pytest.mark.parametrize(
+    ("language", "encoding"), [("Russian", "koi8_r"), ("French", "mac_roman"), ("Japanese", "utf-8")]
+)
+def test_the_command_that_is_advised_repairs_the_file(tmp_path, language, encoding):
+    text = TEXTS[language]
+    (tmp_path / "OLD").write_text(text.encode(encoding).decode("latin-1"), encoding="utf-8")
+    with pytest.raises(MalformedRow) as caught:
+        check_mojibake((tmp_path / "OLD").read_text(encoding="utf-8"), "OLD")
+    subprocess.run(caught.value.fix.partition("repair it: ")[2], shell=True, check=True, cwd=tmp_path)
+    assert (tmp_path / "NEW").read_text(encoding="utf-8") == text
+
+
 def test_what_is_lost_is_told():
     assert encodings.mojibake("Das Br�tchen f�r den B�cker �ffnet sp�t, fr�h und gr�n �ber M�nchen.").encoding == ""
 
@@ -144,8 +162,6 @@ def test_marks_and_utf16(tmp_path, encoding):
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.tsv", "a.html", "a.md.gz"])
 def test_rows_and_pages_in_an_old_encoding(tmp_path, name):
-    import gzip
-
     text = TEXTS["Russian"]
     written = {
         "a.jsonl": f'{{"text": "first"}}\n{{"text": "{text}"}}\n', "a.json": f'[{{"text": "first"}},\n{{"text": "{text}"}}]',
