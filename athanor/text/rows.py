@@ -27,7 +27,9 @@ from athanor.text.checks import json_object as json_object
 from athanor.text.encodings import UTF_8, Guess
 from athanor.text.tables import Columns, Found
 
-TEXT = frozenset(".txt .text .md .markdown .rst .adoc .org .tex".split())
+TEXT = frozenset(
+    ".txt .text .md .markdown .rst .adoc .org .tex .log .srt .vtt .bib .wiki .fasta .fa .fna .smi .pgn .abc".split()
+)
 CODE = frozenset(
     ".py .pyi .pyx .ipy .c .h .cc .cpp .cxx .hh .hpp .hxx .cu .cuh .m .mm .rs .go .java .kt .kts .scala .groovy .clj"
     " .cs .fs .vb .js .mjs .cjs .jsx .ts .tsx .vue .svelte .css .scss .less .php .rb .pl .pm .lua .r .jl .swift .dart"

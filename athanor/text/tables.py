@@ -59,7 +59,7 @@ def read(
     head = b"" if position else file.peek(1024)[:1024]  # type: ignore[attr-defined]
     limit = JSON_ESCAPE_BYTES * max_document_bytes + (1 << 20)
     if kind in (".csv", ".tsv", ".tab"):
-        yield from _table(_lines(file, path, head, limit, setting), path, kind, columns, limit)
+        yield from _table(_ended(_lines(file, path, head, limit, setting)), path, kind, columns, limit)
         return
     begin = head.decode(encodings.marked(head) or "latin-1", "ignore").lstrip("\ufeff \t\r\n")
     if begin.startswith("[") or kind == ".json":
@@ -215,6 +215,16 @@ def _items(text: str, path: Path, columns: Columns) -> Iterator[Found]:
 
 
 # -- tables -------------------------------------------------------------------------------------------------------------
+
+
+def _ended(lines: Iterable[Line]) -> Iterator[Line]:
+    """Lines that may also end with a carriage return alone, as old programs write them."""
+    for line in lines:
+        if isinstance(line.text, str) and "\r" in line.text.rstrip("\r\n"):
+            parts = filter(None, re.split(r"(?<=\r)(?!\n)", line.text))
+            yield from (Line(line.number + more, part, line.end) for more, part in enumerate(parts))
+        else:
+            yield line
 
 
 def _table(lines: Iterator[Line], path: Path, kind: str, columns: Columns, limit: int) -> Iterator[Found]:

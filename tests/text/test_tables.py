@@ -23,6 +23,7 @@ ROWS = [{"text": "one\n\ntwo"}, {"text": 'a "b", c'}, {"text": "é；\tend"}]
         ("a.csv", 'text,n\n"one\n\ntwo",1\n"a ""b"", c",2\n"é；\tend",3\n'),
         ("a.csv", '\ufeffn;text\r\n1;"one\n\ntwo"\r\n\r\n2;"a ""b"", c"\r\n3;é；\tend\r\n'),
         ("a.csv", 'sep=|\ntext|n\n"one\n\ntwo"|1\n"a ""b"", c"|2\né；\tend|3\n'),
+        ("a.csv", 'n,text\r1,"one\n\ntwo"\r2,"a ""b"", c"\r3,é；\tend\r'),
         ("a.tsv", 'n\ttext\n1\t"one\n\ntwo"\n2\t"a ""b"", c"\n3\t"é；\tend"\n'),
         ("a.json", json.dumps(ROWS)),
         ("a.json", json.dumps(ROWS, indent=2, ensure_ascii=False)),
