@@ -95,9 +95,24 @@ def marked(data: bytes) -> str | None:
 
 
 def is_damaged(data: bytes) -> bool:
-    """Whether data that is not valid UTF-8 is so but for a few bytes, or was cut."""
-    found = "".join(_NOT_ASCII.findall(data.decode(UTF_8, "replace")))
+    """Whether the lines that are not valid UTF-8 are so but for a few bytes, or the last one was cut."""
+    lines = data.split(b"\n")
+    bad = [line for line in lines if not _is_utf8(line, cut=False)]
+    if bad == lines[-1:] and len(lines) > 1 and not data.isascii() and _is_utf8(lines[-1], cut=True):
+        return True
+    found = "".join(_NOT_ASCII.findall(b"\n".join(bad).decode(UTF_8, "replace")))
     return len(found) > 5 * found.count("\ufffd")
+
+
+def decode(data: bytes, encoding: str) -> str:
+    """Text of an encoding, in which lines may be UTF-8: of a file that was put together from several."""
+    if encoding == UTF_8 or marked(data) or wide(data):
+        return data.decode(encoding)
+    lines = [line for line in data.split(b"\n") if not line.isascii()]
+    utf8 = sum(_is_utf8(line, cut=False) and len("".join(_NOT_ASCII.findall(line.decode()))) >= FEW for line in lines)
+    if 20 * utf8 < len(lines):  # short lines of Chinese are valid UTF-8 now and then
+        return data.decode(encoding)
+    return "\n".join(line.decode(UTF_8 if _is_utf8(line, cut=False) else encoding) for line in data.split(b"\n"))
 
 
 def wide(data: bytes) -> Guess | None:
@@ -127,16 +142,16 @@ def detect(data: bytes) -> Guess | None:
     if (found := wide(data)) is not None:
         return found
     sample = b"\n".join(_sample(data, b"\n"))
-    guess = _detect(sample)
+    guess = _detect(sample) if sample else None
     # The end may be cut within a character.
     return _detect(sample[:-1]) if len(sample) >= SAMPLE and not (guess and guess.sure) else guess
 
 
 def _sample(text: AnyStr, newline: AnyStr) -> list[AnyStr]:
-    """As many lines as are looked at, of those with something outside of ASCII."""
+    """As many lines as are looked at, of those with something outside of ASCII; of bytes, those that are not UTF-8."""
     lines, size = [], 0
     for line in text.split(newline):
-        if line.isascii():
+        if line.isascii() or (isinstance(line, bytes) and _is_utf8(line, cut=False)):
             continue
         lines.append(line[: SAMPLE - size])
         if (size := size + len(lines[-1])) >= SAMPLE:

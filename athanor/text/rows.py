@@ -199,7 +199,7 @@ def _decode(data: bytes, where: str, declared: str | None, setting: str) -> str:
         chosen = declared
     try:
         if isinstance(chosen, str):
-            return data.decode(chosen).removeprefix("\ufeff")
+            return encodings.decode(data, chosen).removeprefix("\ufeff")
     except (UnicodeError, LookupError):
         setting = chosen
     raise decoding_error(data, setting, where, 1)

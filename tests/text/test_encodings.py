@@ -132,6 +132,17 @@ def test_text_that_is_right_is_let_through(name, times):
     assert encodings.mojibake("\n".join([text] * times)) is None
 
 
+@pytest.mark.parametrize(
+    ("language", "encoding"), [("Russian", "cp1251"), ("Chinese", "gb18030"), ("Polish", "cp1250")]
+)
+@pytest.mark.parametrize("old", [1, 9])
+def test_a_file_that_was_put_together_from_two_is_read_line_by_line(tmp_path, language, encoding, old):
+    text = TEXTS[language]
+    (tmp_path / "a.txt").write_bytes(b"\n".join([text.encode(encoding)] * old + [text.encode()] * 5))
+    (document,) = read(tmp_path / "a.txt", encoding="detect")
+    assert document.text == "\n".join([text] * (old + 5))
+
+
 @pytest.mark.skipif(shutil.which("iconv") is None, reason="no iconv")
 @pytest.mark.parametrize(
     ("language", "encoding"), [("Russian", "koi8_r"), ("French", "mac_roman"), ("Japanese", "utf-8")]
