@@ -1,10 +1,10 @@
-"""Look at a folder of your own text: what it holds, what can be read, and the lines of params.yaml that train on it.
+"""Look at your own text, a folder or a file: what it holds, what can be read, and the lines of params.yaml that train on it.
 
-    python -m athanor new FOLDER [--write]
+    python -m athanor new FOLDER|FILE [--encoding NAME] [--template '{QUESTION} {ANSWER}'] [--write]
 
-Prints a table by type of file, with what cannot be read and why, equal documents and a guess at the language, and then the
-lines. --write puts them into params.yaml; the default's own text is no longer a source then. The folder has to lie in
-corpus/, where DVC sees every change. Afterwards `athanor plan` says what would run.
+Prints a table by type of file, with what cannot be read and why, what is not UTF-8, equal documents and a guess at the
+language, and then the lines. --write puts them into params.yaml; the default's own text is no longer a source then. A folder
+has to lie in corpus/, where DVC sees every change; --write copies a file there. Afterwards `athanor plan` says what would run.
 """
 
 from __future__ import annotations
@@ -12,24 +12,23 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from filecmp import cmp
+from glob import escape
 from pathlib import Path
 from typing import Any
 
-from athanor.base.artifacts import write_text
+from athanor.base.artifacts import write_bytes, write_text
 from athanor.base.errors import InputError
-from athanor.base.strict import build
 from athanor.cli import corpus_gate, probe
+from athanor.cli.look import MOST_NAMED, Ending, kind_of, look, nothing_read, repeating, table, tell_unread
 from athanor.quality.language import ENGLISH, OTHERS
 from athanor.runtime.dvc_view import edited_yaml
 from athanor.runtime.schema import check_file
 from athanor.sizing.optimiser import MAX_WARMUP, derive, half_life
-from athanor.sources import select
-from athanor.sources.params import FilesSource
-from athanor.text import globs, rows
-from athanor.text.documents import Document
+from athanor.text import globs
+from athanor.text.encodings import DETECT
 
 PARAMS = Path("params.yaml")
 UNKNOWN_LEFT_OUT = ("battery", "categories")
@@ -42,80 +41,6 @@ SCRIPTS = {
     "Cyrillic": "[\u0400-\u04ff]",
 }
 SCRIPTS |= {"Greek": "[\u0370-\u03ff]", "Arabic": "[\u0600-\u06ff]", "Hebrew": "[\u0590-\u05ff]"}
-
-
-MOST_NAMED = 8  # files
-WEB_FILES = ("*.js", "*.mjs", "*.css", "*.map")  # of a web site: its search index would be two thirds of the text
-LONG_LINE, MIN_LINES = 40, 50  # characters, and lines of that length in a file, to tell what repeats other files
-REPEATED = 0.95  # of a file's long lines; pages of one manual share up to 0.85 by what all of them say
-
-
-@dataclass
-class Ending:
-    """All files of one type."""
-
-    files: int = 0
-    bytes: int = 0
-    read: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
-    errors: list[InputError] = field(default_factory=list)
-    documents: list[Document] = field(default_factory=list)
-    lines: dict[Path, set[int]] = field(default_factory=dict)  # hashes of the long ones, by file
-
-
-def look(folder: Path) -> dict[str, Ending]:
-    """Every file of the folder by its ending, or by its name where it has none."""
-    found: dict[str, Ending] = defaultdict(Ending)
-    for name, path in globs.find([f"{folder.as_posix()}/**/*"]):
-        ending = found[pattern_of(path)]
-        ending.files += 1
-        ending.bytes += path.stat().st_size
-        kind = "code" if path.suffix.lower() in rows.CODE else "prose"
-        source = build(FilesSource, {"type": "files", "name": "own", "globs": [str(path)], "kind": kind}, "own")
-        try:
-            documents = list(select.documents(source, [(name, path)], 0.0))
-        except InputError as error:
-            ending.reasons[error.what.partition(" (")[0]] += 1
-            ending.errors.append(error)
-        else:
-            ending.read += bool(documents)
-            ending.reasons["empty"] += not documents
-            ending.documents += documents
-            text = "\n".join(document.text for document in documents)
-            ending.lines[path] = {hash(line) for line in text.split("\n") if len(line) >= LONG_LINE}
-    pages = sum(found[pattern].files for pattern in ("*.html", "*.htm") if pattern in found)
-    others = [found[pattern] for pattern in WEB_FILES if pattern in found]
-    if pages > sum(ending.files for ending in others):
-        for ending in others:
-            ending.reasons["of a web site, no text"] = ending.read
-            ending.read, ending.documents, ending.lines = 0, [], {}
-    return {pattern: ending for pattern, ending in found.items() if ending.files}
-
-
-def repeating(found: Mapping[str, Ending]) -> list[Path]:
-    """Files that say again what the others say, such as a book on one page beside its chapters."""
-    files = {path: lines for ending in found.values() for path, lines in ending.lines.items()}
-    counts = Counter(line for lines in files.values() for line in lines)
-    large = [path for path, lines in files.items() if len(lines) >= MIN_LINES]
-    shares = {path: sum(counts[line] > 1 for line in files[path]) / len(files[path]) for path in large}
-    # Of two that are alike the larger one is named.
-    return sorted(path for path in large if shares[path] >= REPEATED and not _within(path, files))
-
-
-def _within(path: Path, files: Mapping[Path, set[int]]) -> bool:
-    """Whether a single larger file holds most of this one."""
-    mine = files[path]
-    return any(
-        len(mine & lines) >= REPEATED * len(mine)
-        for other, lines in files.items()
-        if other != path and (len(lines), other) > (len(mine), path)
-    )
-
-
-def pattern_of(path: Path) -> str:
-    """The last part of a glob that matches files of this type."""
-    suffixes = path.suffixes[-2:] if path.suffix.lower() in rows.COMPRESSED else path.suffixes[-1:]
-    return f"*{''.join(suffixes)}" if suffixes else path.name
 
 
 def language(texts: Iterable[str]) -> str:
@@ -190,48 +115,38 @@ def proposal(folder: Path, found: dict[str, Ending], sections: Mapping[str, Any]
     return {("download", "sources"): sources, ("mixture", "sources"): mixture, **values}
 
 
-def kind_of(ending: Ending) -> str:
-    return ending.documents[0].kind if ending.documents else ""
-
-
-def table(found: dict[str, Ending]) -> str:
-    """What was read, what not, and why."""
-    rows_ = [("type", "files", "kB", "read", "pieces", "not read")]
-    for pattern, ending in sorted(found.items(), key=lambda item: (-item[1].bytes, item[0])):
-        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(ending.reasons.items()) if count)
-        sizes = (ending.files, round(ending.bytes / 1000), ending.read, len(ending.documents))
-        rows_.append((pattern, *(f"{size:,}" for size in sizes), reasons))
-    wide = max(len(row[0]) for row in rows_)
-    return "\n".join(
-        f"{name:<{wide}} {files:>7} {size:>9} {read:>7} {pieces:>8}   {why}".rstrip()
-        for name, files, size, read, pieces, why in rows_
-    )
-
-
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="FOLDER", help="below corpus/, for example corpus/notes")
+    parser.add_argument("place", metavar="FOLDER|FILE", help="below corpus/, for example corpus/notes")
+    parser.add_argument(
+        "--encoding", metavar="NAME", help="of files that are not UTF-8, where it is not sure: cp1251, gb18030"
+    )
+    parser.add_argument("--template", help="the text of a row of several columns: '{QUESTION} {ANSWER}'")
     parser.add_argument("--write", action="store_true", help="put the lines into params.yaml")
 
 
 def run(args: argparse.Namespace) -> int:
     from dvc.utils.serialize import dumps_yaml
 
-    folder = Path(args.folder)
-    if not folder.is_dir():
-        raise InputError("is no folder", where=folder, fix="name a folder with your files; one file: put it into one")
-    found = look(folder)
+    place = target = Path(args.place)
+    is_below = place.resolve().is_relative_to(Path("corpus").resolve())
+    if place.is_file():
+        files = [(place.name, place)]
+        target = place if is_below else Path("corpus") / place.name
+    elif place.is_dir():
+        files = globs.find([f"{escape(place.as_posix())}/**/*"])
+    else:
+        raise InputError("no such folder or file", where=place, fix="name a folder with your files, or one of them")
+    given = {"encoding": args.encoding, "text_template": args.template and args.template.replace("\\n", "\n")}
+    given = {key: value for key, value in given.items() if value}
+    found = look(files, given)
     documents = [document for ending in found.values() for document in ending.documents]
     print(table(found))
-    if errors := [error for ending in found.values() if ending.read for error in ending.errors]:
-        print("\ncannot be read, and will be left out:")
-        print("\n".join(f"  {error.where}: {error.what}" for error in errors[:MOST_NAMED]))
-        if errors[MOST_NAMED:]:
-            print(f"  and {len(errors) - MOST_NAMED} more")
+    tell_unread(place, found)
     if again := repeating(found):
         print("\nsays again what other files say; remove it, or its text counts twice:")
         print("\n".join(f"  {path}" for path in again[:MOST_NAMED]))
     if not documents:
-        raise InputError("no file can be read", where=folder, fix="convert the files: docs/own-data.md names the types")
+        raise nothing_read(place, found)
     size, copies = sum(len(document.text.encode()) for document in documents), Counter(d.id for d in documents)
     prose = [document.text for document in documents if document.kind == "prose"]
     print(
@@ -239,7 +154,17 @@ def run(args: argparse.Namespace) -> int:
     )
     print(f"perhaps {size // BYTES_PER_TOKEN:,} tokens; language: {language(prose) if prose else 'code'}")
     sections = check_file(PARAMS)
-    values = proposal(folder, found, sections)
+    glob = Path(escape(target.as_posix()))
+    values = proposal(glob.with_suffix("") if place.is_file() else glob, found, sections)
+    encodings = {guess.encoding for ending in found.values() if ending.read for guess in ending.guesses.values()}
+    if len(encodings) == 1:
+        given |= {"encoding": encodings.pop()}
+    elif encodings:
+        given |= {"encoding": DETECT}
+    for source in values["download", "sources"]:
+        source |= given | ({"globs": [glob.as_posix()]} if place.is_file() else {})
+        if any(ending.errors.errors for ending in found.values() if kind_of(ending) == source["kind"]):
+            source["on_unreadable"] = "skip"  # of some files not every row can be read
     lines: dict[str, Any] = {}
     for path, value in values.items():
         if path == UNKNOWN_LEFT_OUT:
@@ -257,13 +182,15 @@ def run(args: argparse.Namespace) -> int:
             "and battery.categories without 'unknown': its questions on people, places and books may be answered by this text\n"
         )
     corpus_gate.check_size(sum({d.id: len(d.text.encode()) for d in documents}.values()), len(copies))
-    if not folder.resolve().is_relative_to(Path("corpus").resolve()):
-        raise InputError(
-            "lies outside of corpus/, where DVC would see no change of it", where=folder, fix="move it there"
-        )
+    if target == place and not is_below:
+        fix = f"cp -r '{place}' corpus/ && athanor new 'corpus/{place.resolve().name}' --write"
+        raise InputError("lies outside of corpus/, where DVC would see no change of it", where=place, fix=fix)
     if not args.write:
-        print("athanor new --write puts them there; nothing was changed")
+        copied = f"copies it to {target} and " if target != place else ""
+        print(f"athanor new --write {copied}puts them there; nothing was changed")
         return 0
+    if target != place:
+        copy(place, target)
     write_text(PARAMS, edited_yaml(PARAMS.read_text(encoding="utf-8"), values))
     check_file(PARAMS)
     print(f"written to {PARAMS}; `athanor plan` says what would run, `athanor repro` runs it")
@@ -272,3 +199,10 @@ def run(args: argparse.Namespace) -> int:
     )
     print("of them is about this text: docs/own-data.md, 'Answers about your text', says how to add some.")
     return 0
+
+
+def copy(place: Path, target: Path) -> None:
+    if target.exists() and not cmp(place, target, shallow=False):
+        raise InputError("is there already, with other text", where=target, fix=f"rename one of them, or move {place}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(target, place.read_bytes())

@@ -78,6 +78,6 @@ def remarks(name: str, facts: Facts) -> Iterator[str]:
     """What a person should know of how a source was read, from its provenance."""
     if "unreadable" in facts:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in facts["unreadable"].items())
-        yield f"{name}: files left out, because they cannot be read: {reasons}"
+        yield f"{name}: files and rows left out, because they cannot be read: {reasons}"
     if moved := facts.get("moved_to_validation"):
         yield f"{name}: chance held out none of so few documents; the nearest {moved} are held out for validation"

@@ -9,6 +9,7 @@ from athanor.base.errors import ParamsError
 from athanor.base.strict import check_file_names, param, share
 from athanor.sources.addresses import check_revision
 from athanor.sources.params import Filter
+from athanor.text.encodings import check_encoding
 
 DOCSTRING_KINDS = ("summary", "module", "signature", "code", "docstring", "doctest", "parameter", "topic")
 
@@ -80,7 +81,7 @@ SHAPES = {"messages": 1, "conversations": 1, "turns": 1, "prompt": 2, "tree": 5}
 
 @dataclass(frozen=True, kw_only=True)
 class MessagesSource:
-    """Conversations of other people: local JSONL or Parquet files, or a data set of the hub.
+    """Conversations of other people: local JSONL, JSON, CSV, TSV or Parquet files, or a data set of the hub.
 
     Exactly one of `files` (a glob) and `hub_id` is set; a hub data set needs
     a pinned `revision` (`python -m athanor pin` fills in null). `shape` says
@@ -93,7 +94,8 @@ class MessagesSource:
     - tree: message id, id of the message it answers, role (prompter or assistant), text and rank, a row each message;
       the conversation is the path of best rank through each tree
 
-    Malformed rows are counted; more than `max_malformed_fraction` of all is an
+    A text in a column `system` of local files, beside messages or conversations, is the system message. `encoding` is
+    that of files that are not UTF-8, or `detect`. Malformed rows are counted; more than `max_malformed_fraction` of all is an
     error. `select` null takes every conversation whole.
     """
 
@@ -106,6 +108,7 @@ class MessagesSource:
     hub_split: str = "train"
     shape: str = param(choices=tuple(SHAPES), default="messages")
     columns: tuple[str, ...] = ("messages",)
+    encoding: str = "utf-8"
     select: ChatSelection | None = None
     as_typed: bool = False  # every question once more in small letters, without its mark
     max_malformed_fraction: float = share(0.001)
@@ -116,6 +119,7 @@ class MessagesSource:
     def __post_init__(self) -> None:
         if (self.files is None) == (self.hub_id is None):
             raise ParamsError("set exactly one of 'files' and 'hub_id'", where="files", fix="set the other one to null")
+        check_encoding(self.encoding)
         if self.hub_id is not None:
             check_revision(self.hub_id, self.revision)
         column_count = SHAPES[self.shape]

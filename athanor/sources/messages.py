@@ -6,6 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from glob import escape
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,7 +29,9 @@ SPEAKERS |= {"chatgpt": "assistant", "bot": "assistant", "system": "system"}
 
 END_MARKS = "?!. \uff1f\uff01\u3002"  # the last three: those of Chinese and Japanese
 
-Row = tuple[str, Mapping[str, Any]]  # the row's location, and its columns
+SYSTEM = "system"  # a column of local files
+
+Row = tuple[str, Any]  # the row's location, and its columns or the error of one that cannot be read
 T = TypeVar("T")
 
 
@@ -79,6 +82,8 @@ def usable(
     for where, row in found:
         rows_read += 1
         try:
+            if isinstance(row, InputError):
+                raise row
             parsed = parse(row, where)
         except MalformedRow as error:
             malformed_rows, first_error, parsed = malformed_rows + 1, first_error or str(error), "malformed"
@@ -90,6 +95,12 @@ def usable(
         yielded += 1
         if yielded == source.max_rows:
             break
+    if malformed_rows == rows_read > 0:
+        what, fix = (
+            f"none of {rows_read:,} rows can be read, the first: {first_error}",
+            "correct the rows, or their columns",
+        )
+        raise InputError(what, where=f"source '{source.name}'", fix=fix)
     select.check_malformed(source.name, malformed_rows, rows_read, fraction, first_error, ended=True)
 
 
@@ -100,9 +111,10 @@ def find(source: MessagesSource) -> Files:
     path = Path(source.files).expanduser()
     if not path.is_dir():
         return globs.find([source.files])
-    patterns = [f"**/*{suffix}" for suffix in (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")]
+    suffixes = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet", ".json", ".csv", ".tsv")
+    patterns = [f"**/*{suffix}" for suffix in suffixes]
     present = [pattern for pattern in patterns if any(path.glob(pattern))] or patterns[:1]
-    return globs.find([str(path / pattern) for pattern in present])
+    return globs.find([f"{escape(str(path))}/{pattern}" for pattern in present])
 
 
 def probe(source: MessagesSource) -> float:
@@ -111,6 +123,8 @@ def probe(source: MessagesSource) -> float:
     rows_ = list(itertools.islice(source_rows(source), huggingface.FIRST_ROWS))
     for where, row in rows_ if source.shape != "tree" else ():
         try:
+            if isinstance(row, InputError):
+                raise row
             _messages(source, row, where)
         except MalformedRow as error:
             unusable, first_error = unusable + 1, first_error or str(error)
@@ -139,6 +153,8 @@ def _messages(source: MessagesSource, row: Mapping[str, Any], where: str) -> Mes
         check_messages(messages, where)
     except InputError as error:
         raise MalformedRow(error.what, where=error.where, fix=error.fix) from None
+    if source.hub_id is None:
+        rows.check_mojibake("\n".join(message.content for message in messages), where)
     return (selection and _refusal_reason(messages, selection)) or messages
 
 
@@ -177,12 +193,17 @@ def parse(source: MessagesSource, row: Mapping[str, Any], where: str) -> Iterato
     if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
         what = f"column '{column}' is not a list of messages but {type(value).__name__}"
         raise MalformedRow(what, where=where, fix=SHAPE)
+    if row.get(SYSTEM) and not (value and value[0].get(KEYS[source.shape][0]) == SYSTEM):
+        yield Message(SYSTEM, _content(row[SYSTEM], SYSTEM, where))
     for item in value:
         if source.shape == "turns":
             yield Message("user", _content(item.get("input"), "input", where))
             yield Message("assistant", _content(item.get("output"), "output", where))
         else:
             role, content = (item.get(key) for key in KEYS[source.shape])
+            if other := [shape for shape, keys in KEYS.items() if role is None and set(keys) <= item.keys()]:
+                what = f"a message has no '{KEYS[source.shape][0]}'"
+                raise MalformedRow(what, where=where, fix=f"shape: {other[0]} in params.yaml")
             yield Message(_role(role, source.shape, where), _content(content, KEYS[source.shape][1], where))
 
 
@@ -216,8 +237,9 @@ def source_rows(source: MessagesSource) -> Iterator[Row]:
     """The columns that a source names, of every row of its files or its hub data set."""
     columns = _columns(source)
     if source.hub_id is None:
+        optional = (SYSTEM,) if source.shape in KEYS and SYSTEM not in columns else ()
         for _, path in find(source):
-            yield from rows.read_rows(path, columns, MAX_ROW_BYTES)
+            yield from rows.read_all_rows(path, columns, MAX_ROW_BYTES, encoding=source.encoding, optional=optional)
         return
     stream = huggingface.open_stream(source.hub_id, source.hub_config, source.hub_split, source.revision, columns)
     if source.max_rows is not None:
@@ -237,7 +259,9 @@ def _trees(source: MessagesSource) -> Iterator[Row]:
     filters = source.select.filters if source.select is not None else ()
     replies: dict[Any, list[Row]] = {}
     for where, row in source_rows(source):
-        if select.passes(filters, row):
+        if isinstance(row, InputError):
+            yield where, row
+        elif select.passes(filters, row):
             replies.setdefault(_id(row[parent_column]), []).append((where, row))
 
     def best(rows_: Iterable[Row]) -> Row:

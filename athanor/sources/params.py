@@ -9,6 +9,8 @@ from typing import Literal
 from athanor.base.errors import ParamsError
 from athanor.base.strict import check_file_names, param, share
 from athanor.sources.addresses import check_address, check_revision, is_local, without_query
+from athanor.text.checks import COLUMN_NAME
+from athanor.text.encodings import check_encoding
 
 MAX = 2**62
 KINDS = ("web", "prose", "code", "math", "qa", "dialogue")
@@ -112,6 +114,7 @@ class FileOptions:
     license: str = "unknown"
     text_column: str = "text"  # does not count beside a template
     text_template: str | None = None
+    encoding: str = "utf-8"
     select: Selection | None = None
     max_document_bytes: int = param(min=1, max=2**31 - 1, default=64_000_000)
     max_chars: int | None = param(min=200, max=2**31 - 1, default=6_000)
@@ -122,13 +125,15 @@ class FileOptions:
 
     def __post_init__(self) -> None:
         check_template(self.text_template)
+        check_encoding(self.encoding)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FilesSource(FileOptions):
-    """Local files found by `globs`: text, Markdown, source code, .html, .ipynb, .pdf, .jsonl (these also as .gz or .zst), .parquet.
+    """Local files found by `globs`: text, Markdown, source code, .html, .epub, .docx, .ipynb, .pdf, .jsonl, .json, .csv, .tsv
+    (these also as .gz or .zst), .parquet.
 
-    A file is one document; of JSONL and Parquet each row is one, in
+    A file is one document; of JSONL, JSON, CSV, TSV and Parquet each row is one, in
     `text_column`, or in `text_template` filled in: `{question}` stands for the
     column of that name, and a row where one is empty is left out. A text longer
     than `max_chars` is cut at its chapters, headings and paragraphs into
@@ -136,8 +141,10 @@ class FilesSource(FileOptions):
     nothing. One larger than `max_document_bytes` is an error, and one shorter
     than `min_chars` is counted and left out. `select` null takes every row;
     other files have no columns to select by.
+    `encoding` is that of files that are not UTF-8 and have no byte order mark: a name such as cp1251 or gb18030, or
+    `detect`, which finds it for each file and refuses those where it is not sure.
     `on_unreadable`: files that cannot be read are told together and end the
-    stage (refuse), or are counted and left out, each as a whole (skip).
+    stage (refuse), or are counted and left out, and so are single rows (skip).
     """
 
     type: Literal["files"]
@@ -331,7 +338,7 @@ def check_template(template: str | None) -> None:
 def template_columns(template: str) -> tuple[str, ...]:
     """Columns that a `text_template` names, in order; ParamsError for anything but plain names in braces."""
     columns = re.findall(r"\{([^{}]*)\}", template)
-    if not all(re.fullmatch(r"\w[\w.-]*", column) for column in columns) or "{" in re.sub(r"\{[^{}]*\}", "", template):
+    if not all(re.fullmatch(COLUMN_NAME, column) for column in columns) or "{" in re.sub(r"\{[^{}]*\}", "", template):
         raise ParamsError("not a usable template", where="text_template", fix="only column names in braces: {question}")
     return tuple(dict.fromkeys(columns))
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from glob import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -37,7 +38,7 @@ def find(source: CorpusSource) -> Files:
     folder = Path(source.folder).expanduser()
     if not folder.is_dir():
         raise InputError("no such folder", where=source.folder, fix="correct folder in params.yaml, or mount it")
-    found = globs.find([f"{source.folder}/**/*"])
+    found = globs.find([f"{escape(source.folder)}/**/*"])
     visible = [(name, path) for name, path in found if not any(part[0] in "._" for part in Path(name).parts)]
     files = [(name, path) for name, path in visible if rows.kind_of_rows(path)]
     if not files:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -70,6 +70,9 @@ def passes(filters: Sequence[Filter], row: Mapping[str, Any]) -> bool:
 def _holds(rule: Filter, value: Any) -> bool:
     if rule.one_of is not None:
         return (value if isinstance(value, str) else json.dumps(value, default=str)) in rule.one_of
+    if isinstance(value, str):  # as all are in CSV
+        with contextlib.suppress(ValueError):
+            value = float(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
         return False
     return (rule.min is None or value >= rule.min) and (rule.max is None or value <= rule.max)
@@ -117,6 +120,7 @@ def check_malformed(name: str, count: int, rows: int, fraction: float, first_err
 
 
 NAMED_FILES = 5  # of each reason, in a message
+MAX_BAD_ROWS = 1000  # of a file, if they are more than the good ones: it is another kind of file
 
 
 class Unreadable:
@@ -136,6 +140,15 @@ class Unreadable:
     def counts(self) -> dict[str, int]:
         return {reason: len(errors) for reason, errors in sorted(self.errors.items())}
 
+    def groups(self) -> list[tuple[str, list[InputError]]]:
+        """Errors by reason and what helps, those of most files first."""
+        groups: dict[tuple[str, str], list[InputError]] = {}
+        for reason, errors in self.errors.items():
+            for error in errors:  # files in several encodings have a fix each
+                groups.setdefault((reason, error.fix.partition("«")[0]), []).append(error)
+        found = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
+        return [(reason, errors) for (reason, _), errors in found]
+
     def check(self, source: RowSource, files: int) -> None:
         """InputError for the files, of so many, that cannot be read, unless the source skips them."""
         if self.errors and getattr(source, "on_unreadable", "refuse") != "skip":
@@ -144,12 +157,11 @@ class Unreadable:
 
     def error(self, files: int, otherwise: str) -> InputError:
         """One error for all: itself where it is alone, else a count, and for each reason the first places and what helps."""
-        by_reason = sorted(self.errors.items(), key=lambda item: (-len(item[1]), item[0]))
-        first = by_reason[0][1][0]
+        first = self.groups()[0][1][0]
         if (count := sum(self.counts.values())) == 1:
             return InputError(first.what, where=first.where, fix=f"{first.fix or 'repair the file'}{otherwise}")
         descriptions = []
-        for reason, errors in by_reason:
+        for reason, errors in self.groups():
             locations = ", ".join(error.where for error in errors[:NAMED_FILES]) + (
                 ", …" if errors[NAMED_FILES:] else ""
             )
@@ -170,15 +182,13 @@ def documents(
 
     `leave_out` is called with the reason why a row or file is not taken. Files that cannot be read are
     collected in `unreadable`, and are one InputError at the end, unless the
-    source skips them: then each is taken whole or not at all.
+    source skips them. Single rows that cannot be read are then left out as well.
     """
     errors = Unreadable() if unreadable is None else unreadable
     skip = getattr(source, "on_unreadable", "refuse") == "skip"
     for name, path in files:
         try:
-            if skip and rows.kind_of_rows(path):  # read to the end first: what follows gives documents as it goes
-                deque(_documents(source, name, path, val_fraction, lambda reason: None), maxlen=0)
-            yield from _documents(source, name, path, val_fraction, leave_out)
+            yield from _documents(source, name, path, val_fraction, leave_out, errors if skip else None)
         except InputError as error:
             errors.add(error)
             if skip:
@@ -187,14 +197,40 @@ def documents(
 
 
 def _documents(
-    source: RowSource, name: str, path: Path, val_fraction: float, leave_out: Callable[[str], None]
+    source: RowSource,
+    name: str,
+    path: Path,
+    val_fraction: float,
+    leave_out: Callable[[str], None],
+    bad_rows: Unreadable | None,
 ) -> Iterator[Document]:
-    for number, (where, row) in enumerate(rows.read_rows(path, columns(source), source.max_document_bytes)):
-        outcome = document(source, row, where, {"file": name, "row": number}, val_fraction)
+    """The documents of a file; rows that cannot be read go to `bad_rows`, unless it is None or no row can be read."""
+    bad, good = [], 0
+    found = rows.read_all_rows(
+        path, columns(source), source.max_document_bytes, encoding=getattr(source, "encoding", rows.UTF_8)
+    )
+    for number, (where, row) in enumerate(found):
+        try:
+            if isinstance(row, InputError):
+                raise row
+            outcome = document(source, row, where, {"file": name, "row": number}, val_fraction)
+            if isinstance(outcome, Document) and path.suffix.lower() != ".pdf":  # whose fonts may lack characters
+                rows.check_mojibake(outcome.text, where)
+        except InputError as error:
+            bad.append(error)
+            if bad_rows is None or (len(bad) >= MAX_BAD_ROWS and len(bad) > good):
+                break
+            continue
+        good += 1
         if isinstance(outcome, str):
             leave_out(outcome)
         else:
             yield from parts(outcome, getattr(source, "max_chars", None), val_fraction)
+    if bad and (bad_rows is None or not good or (len(bad) >= MAX_BAD_ROWS and len(bad) > good)):
+        raise bad[0]
+    for error in bad:
+        bad_rows.add(error)
+        leave_out("malformed")
 
 
 def parts(document: Document, max_chars: int | None, val_fraction: float) -> Iterator[Document]:

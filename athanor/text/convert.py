@@ -1,4 +1,4 @@
-"""The text of files that hold more than text: HTML pages, Jupyter notebooks, PDF.
+"""The text of files that hold more than text: HTML pages, Jupyter notebooks, PDF, EPUB and DOCX.
 
 What comes out is Markdown, or for PDF plain text. A page gives its main part
 without navigation, scripts and addresses of links; a notebook its cells
@@ -15,25 +15,47 @@ import warnings
 from typing import Any
 
 from athanor.base.errors import InputError
+from athanor.text import books, encodings
 
 # A converted file may be larger than its text by this factor: notebooks and PDF hold pictures.
-RAW_FACTOR = {".html": 1, ".htm": 1, ".xhtml": 1, ".ipynb": 8, ".pdf": 8}
+RAW_FACTOR = {".html": 1, ".htm": 1, ".xhtml": 1, ".ipynb": 8, ".pdf": 8, ".epub": 8, ".docx": 8}
+PAGES, BINARY = frozenset((".html", ".htm", ".xhtml")), frozenset((".pdf", ".epub", ".docx"))
+_DECLARED = re.compile(rb"""(?:charset|encoding)\s*=\s*["']?\s*([\w.:-]+)""", re.I)
 _NO_TEXT = ["script", "style", "template", "noscript", "nav", "footer", "aside", "iframe", "svg", "a.headerlink"]
 
 
 def to_text(kind: str, data: bytes | str, where: str, max_document_bytes: int) -> str:
-    """The text of a file of one of the kinds in RAW_FACTOR: PDF as bytes, the others decoded; InputError names the place."""
+    """The text of a file of one of the kinds in RAW_FACTOR: BINARY as bytes, the others decoded; InputError names the place."""
     try:
         if kind == ".pdf":
             return _pdf(data, where, max_document_bytes)
+        if isinstance(data, bytes):
+            if kind == ".docx":
+                return books.docx(data, where, max_document_bytes)
+            return books.epub(data, where, max_document_bytes, lambda page: _html(_page(page)))
         return _notebook(json.loads(data), where) if kind == ".ipynb" else _html(str(data))
     except InputError:
         raise
     except (ValueError, RecursionError) as error:
-        kind_name = "notebook" if kind == ".ipynb" else "page"
+        kind_name = {".ipynb": "notebook", ".epub": "book", ".docx": "document"}.get(kind, "page")
         raise InputError(
             f"not a readable {kind_name} ({error})", where=where, fix="repair or replace the file"
         ) from None
+
+
+def declared(data: bytes) -> str | None:
+    """The encoding that a page names at its beginning."""
+    match = _DECLARED.search(data[:2048])
+    return match[1].decode("ascii", "ignore") if match else None
+
+
+def _page(data: bytes) -> str:
+    for encoding in filter(None, (encodings.marked(data), encodings.UTF_8, declared(data))):
+        try:
+            return data.decode(encoding)
+        except (UnicodeError, LookupError):
+            continue
+    return data.decode("utf-8", "replace")
 
 
 def _html(text: str) -> str:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
-from glob import has_magic
+from glob import escape, has_magic
 from pathlib import Path
 
 from athanor.base.artifacts import sha256_bytes, sha256_file
 from athanor.base.errors import InputError
 
 Files = list[tuple[str, Path]]  # name for provenance, path
-NOT_WALKED = frozenset(("node_modules", "__pycache__", "site-packages"))
+NOT_WALKED = frozenset(("node_modules", "__pycache__", "site-packages", "__MACOSX", "$RECYCLE.BIN"))
+# What Windows and its programs leave in a folder, in small letters.
+LITTER = frozenset(("desktop.ini", "thumbs.db", "ehthumbs.db"))
 VIRTUAL_ENVIRONMENT = "pyvenv.cfg"  # a folder that holds this is one
 
 
@@ -21,9 +24,9 @@ def find(globs: Sequence[str]) -> Files:
 
     The name is relative to the part of the glob before its first wildcard, so
     that an absolute glob leaves no trace of the machine. Wildcards match no
-    hidden names, follow no links to folders, and enter no virtual environment
-    and none of NOT_WALKED. InputError for a glob that matches nothing, and for
-    a link that leads to files which no one else would see change.
+    hidden names and no LITTER, follow no links to folders, and enter no virtual environment
+    and none of NOT_WALKED. A name that holds glob signs matches itself. InputError for a glob that matches nothing, and for
+    a link that leads to files which no one else would see change, or to files that are not here.
     """
     files: Files = []
     resolved_paths: set[Path] = set()
@@ -49,9 +52,14 @@ def digest_of(files: Sequence[tuple[str, Path]]) -> str:
 
 
 def _glob_base(pattern: Path) -> Path:
-    parts = pattern.parts
-    plain_count = next((number for number, part in enumerate(parts) if has_magic(part)), len(parts) - 1)
-    return Path(*parts[:plain_count])
+    """The folder before the first wildcard; names that hold glob signs, escaped (`[[]1]`) or not, are none if they are there."""
+    base = Path()
+    for part in pattern.parts[:-1]:
+        plain = re.sub(r"\[([*?[])\]", r"\1", part)
+        if has_magic(part) and escape(plain) != part and not (base / part).is_dir():
+            break
+        base /= part if (base / part).is_dir() else plain
+    return base
 
 
 def _matches(folder: Path, patterns: Sequence[str], base: Path) -> Iterator[Path]:
@@ -74,9 +82,15 @@ def _matches(folder: Path, patterns: Sequence[str], base: Path) -> Iterator[Path
         raise InputError(f"cannot be read ({error.strerror})", where=folder, fix="allow reading it") from None
     for entry in entries:
         path = folder / entry.name
-        is_match = pattern == "**" or fnmatchcase(entry.name, pattern)
+        is_match = pattern in ("**", entry.name) or fnmatchcase(entry.name, pattern)
         if not is_match or (entry.name.startswith(".") and not pattern.startswith(".")):
             continue
+        if "*" in pattern and (entry.name.lower() in LITTER or entry.name.startswith("~$")):
+            continue
+        if entry.is_symlink() and not path.exists() and ".git/annex" in os.readlink(path):
+            raise InputError(
+                "a link of git-annex to a file that is not here", where=path, fix=f"git annex get '{path}'"
+            )
         if not entry.is_dir():
             if pattern != "**" and not remaining and entry.is_file():
                 yield path

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -19,9 +18,18 @@ import pyarrow.parquet as pq
 
 from athanor.base.errors import InputError
 from athanor.base.work import Facts, Tick, ignore
-from athanor.text import convert
+from athanor.text import convert, encodings, tables
+from athanor.text.checks import MalformedRow as MalformedRow
+from athanor.text.checks import check_mojibake as check_mojibake
+from athanor.text.checks import check_pointer, decoding_error, no_column, too_large
+from athanor.text.checks import check_text as check_text
+from athanor.text.checks import json_object as json_object
+from athanor.text.encodings import UTF_8, Guess
+from athanor.text.tables import Columns, Found
 
-TEXT = frozenset(".txt .text .md .markdown .rst .adoc .org .tex".split())
+TEXT = frozenset(
+    ".txt .text .md .markdown .rst .adoc .org .tex .log .srt .vtt .bib .wiki .fasta .fa .fna .smi .pgn .abc".split()
+)
 CODE = frozenset(
     ".py .pyi .pyx .ipy .c .h .cc .cpp .cxx .hh .hpp .hxx .cu .cuh .m .mm .rs .go .java .kt .kts .scala .groovy .clj"
     " .cs .fs .vb .js .mjs .cjs .jsx .ts .tsx .vue .svelte .css .scss .less .php .rb .pl .pm .lua .r .jl .swift .dart"
@@ -31,16 +39,19 @@ CODE = frozenset(
 # Text files that have no ending.
 NAMED_TEXT_FILES = frozenset(("makefile", "dockerfile", "readme", "license", "changelog"))
 JSON_LINES = (".jsonl", ".ndjson")
+ROWS = frozenset((*JSON_LINES, ".json", ".csv", ".tsv", ".tab"))
 PARQUET = ".parquet"
+READ = "text, source code, .html, .epub, .docx, .ipynb, .pdf, .jsonl, .json, .csv, .tsv (also .gz or .zst) or .parquet"
+OFFICE = "save it as .docx: soffice --headless --convert-to docx FILE"
+BOOK = "convert it to .epub: ebook-convert FILE BOOK.epub (Calibre)"
+TABLE = "save it as .csv: soffice --headless --convert-to csv FILE"
+CONVERT = {".doc": OFFICE, ".odt": OFFICE, ".rtf": OFFICE, ".xls": TABLE, ".xlsx": TABLE, ".ods": TABLE}
+CONVERT |= dict.fromkeys((".mobi", ".azw", ".azw3", ".fb2", ".djvu", ".lit"), BOOK)
 COMPRESSED = (".gz", ".zst")
+LOOK_BYTES = 4 << 20
 BATCH_ROWS, BATCH_BYTES = 256, 64 << 20
 # A column that unpacks to more than both is no text: that of books repeated a hundred times packs 300 to 1.
 UNPACKED_BYTES, UNPACKED_FACTOR = 256 << 20, 1000
-JSON_ESCAPE_BYTES = 6  # a byte of text takes at most this many in a JSON string: \u0000
-
-
-class MalformedRow(InputError):
-    """One row that cannot be used; big data sets of others hold a few, and the source says how many it tolerates."""
 
 
 class Start(NamedTuple):
@@ -52,27 +63,61 @@ BEGIN = Start(0, 0)
 
 
 def read_rows(
-    path: Path, columns: Sequence[str], max_document_bytes: int, start: Start = BEGIN, moved: Tick = ignore
+    path: Path,
+    columns: Sequence[str],
+    max_document_bytes: int,
+    start: Start = BEGIN,
+    moved: Tick = ignore,
+    *,
+    encoding: str = UTF_8,
+    optional: Sequence[str] = (),
 ) -> Iterator[tuple[str, Facts]]:
     """Rows of one file as (where, row). `where` is `file:line` (counted from the start), or `file row N` for Parquet.
 
     A file that is not of rows is one row, its text under `columns[0]`. Only
-    `columns` are read; one that is missing is an InputError. `moved` hears the
-    first byte of the next line before a row of JSON lines is given.
+    `columns` are read, and `optional` ones that are there; one that is missing is an InputError. `moved` hears the
+    first byte of the next line before a row of JSON lines is given. `encoding` is that of what is not UTF-8.
     """
-    kind = file_kind(path)
+    for where, row in read_all_rows(path, columns, max_document_bytes, start, moved, encoding, optional):
+        if isinstance(row, InputError):
+            raise row
+        yield where, row
+
+
+def read_all_rows(
+    path: Path,
+    columns: Sequence[str],
+    max_document_bytes: int,
+    start: Start = BEGIN,
+    moved: Tick = ignore,
+    encoding: str = UTF_8,
+    optional: Sequence[str] = (),
+) -> Iterator[Found]:
+    """Rows as `read_rows` has them, with an error in place of each row that cannot be read. InputError for a file that cannot."""
+    kind, last = file_kind(path), ""
     try:
+        check_pointer(path)
         if kind == PARQUET:
-            yield from parquet_rows(pq.ParquetFile(path), str(path), columns, max_document_bytes, start=start.row)
+            file = pq.ParquetFile(path)
+            present = [column for column in optional if column in file.schema_arrow.names]
+            found = parquet_rows(file, str(path), [*columns, *present], max_document_bytes, start=start.row)
+            for last, row in found:
+                yield last, row
             return
         with _open(path) as file:
-            if kind in JSON_LINES:
+            if kind in ROWS:
                 _skip(file, path, start.byte)
-                yield from _json_rows(file, path, columns, max_document_bytes, start.byte, moved)
+                chosen = Columns(columns, optional)
+                for last, row in tables.read(file, path, kind, chosen, max_document_bytes, encoding, start.byte, moved):
+                    yield last, row
             else:
-                yield str(path), {columns[0]: _text(file, path, kind, max_document_bytes)}
+                yield str(path), {columns[0]: _text(file, path, kind, max_document_bytes, encoding)}
     except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
-        raise InputError(f"cannot be read ({error})", where=path, fix="repair or replace the file") from None
+        what = f"cannot be read {f'after {last} ' if last else ''}({error})"
+        damage = MalformedRow(what, where=path, fix="repair or replace the file")
+        if not last:
+            raise damage from None
+        yield str(path), damage
 
 
 def kind_of_rows(path: Path) -> str | None:
@@ -86,47 +131,6 @@ def kind_of_rows(path: Path) -> str | None:
     return JSON_LINES[0] if is_lines else PARQUET if name.endswith(PARQUET) else None
 
 
-def check_text(value: Any, where: str, column: str, max_document_bytes: int) -> str:
-    """The text of a row; null counts as empty.
-
-    MalformedRow for other types and lone surrogates, InputError for excessive size.
-    """
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise MalformedRow(f"column '{column}' holds {type(value).__name__}, not text", where=where)
-    try:
-        size = len(value.encode())
-    except UnicodeEncodeError as error:
-        code = f"U+{ord(value[error.start]):04X}"
-        what = f"column '{column}' holds a lone surrogate ({code})"
-        raise MalformedRow(what, where=where, fix="repair the row") from None
-    if size > max_document_bytes:
-        raise too_large(where, max_document_bytes)
-    return value
-
-
-def json_object(line: str, where: str) -> Facts:
-    """The object of one line of JSON; MalformedRow for anything else."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        # The decoder counts lines within the text that it was given, which is one line.
-        why = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
-        raise MalformedRow(f"not valid JSON ({why})", where=where, fix="one JSON object on each line") from None
-    if not isinstance(row, dict):
-        raise MalformedRow("not a JSON object", where=where, fix="one JSON object on each line")
-    return row
-
-
-def too_large(where: str, max_document_bytes: int) -> InputError:
-    return InputError(
-        f"a document is larger than max_document_bytes ({max_document_bytes:,})",
-        where=where,
-        fix="split the document, or raise max_document_bytes",
-    )
-
-
 def file_kind(path: Path) -> str:
     if kind := kind_of_rows(path):
         return kind
@@ -134,12 +138,23 @@ def file_kind(path: Path) -> str:
     if suffixes and suffixes[-1] in COMPRESSED and suffixes[-2:-1] != [PARQUET]:
         suffixes.pop()
     kind = suffixes[-1] if suffixes else ".txt" if path.name.lower() in NAMED_TEXT_FILES else ""
-    if kind not in (TEXT | CODE) and kind not in convert.RAW_FACTOR:
-        fix = "use text, source code, .html, .ipynb, .pdf, .jsonl (these also .gz or .zst) or .parquet; or narrow the glob"
-        if kind in (".json", ".csv"):
-            fix = "write its rows as JSON lines (.jsonl): one JSON object on each line"
+    if kind not in (TEXT | CODE) and kind not in ROWS and kind not in convert.RAW_FACTOR:
+        fix = CONVERT.get(kind, f"use {READ}; or narrow the glob")
         raise InputError(f"unknown file type '{kind}'", where=path, fix=fix)
     return kind
+
+
+def encoding_of(path: Path) -> Guess | None:
+    """A guess at the encoding of a file by its beginning; None where it needs none."""
+    kind = file_kind(path)
+    if kind == PARQUET or kind in convert.BINARY:
+        return None
+    with _open(path) as file:
+        data = file.read(LOOK_BYTES)
+    chosen = encodings.choose(data, UTF_8, cut=len(data) == LOOK_BYTES)
+    if isinstance(chosen, str) or (kind in convert.PAGES and convert.declared(data) is not None):
+        return None
+    return chosen
 
 
 def _open(path: Path) -> IO[bytes] | gzip.GzipFile:
@@ -158,57 +173,36 @@ def _skip(file: IO[bytes] | gzip.GzipFile, path: Path, count: int) -> None:
         count -= len(data)
 
 
-def _text(file: IO[bytes], path: Path, kind: str, max_document_bytes: int) -> str:
+def _text(file: IO[bytes], path: Path, kind: str, max_document_bytes: int, setting: str) -> str:
     limit = max_document_bytes * convert.RAW_FACTOR.get(kind, 1)
     data = file.read(limit + 4)  # a byte order mark does not count
-    if kind in convert.RAW_FACTOR and len(data) > limit:
+    if len(data) == limit + 4 and encodings.choose(data[:1024], UTF_8, cut=True) != UTF_8:
+        data += file.read(3 * limit)  # UTF-16 and others take more bytes than UTF-8
+    elif len(data) > limit and (kind in convert.RAW_FACTOR or len(data) == limit + 4):
         raise too_large(str(path), max_document_bytes)
-    if kind == ".pdf":
-        text = convert.to_text(kind, data, str(path), max_document_bytes)
-    else:
-        if (offset := data.find(0)) >= 0:  # UTF-16 of English text is valid UTF-8
-            where = f"{path}:{1 + data.count(10, 0, offset)}"
-            what = "holds zero bytes: UTF-16, or no text at all"
-            raise InputError(what, where=where, fix="convert it (iconv -f UTF-16 -t UTF-8) or leave it out of the glob")
-        text = _decode(data.removeprefix(b"\xef\xbb\xbf"), str(path), 1)
-        if kind in convert.RAW_FACTOR:
-            text = convert.to_text(kind, text, str(path), max_document_bytes)
+    if kind in convert.BINARY:
+        return check_text(
+            convert.to_text(kind, data, str(path), max_document_bytes), str(path), "text", max_document_bytes
+        )
+    text = _decode(data, str(path), convert.declared(data) if kind in convert.PAGES else None, setting)
+    if (offset := text.find("\0")) >= 0:
+        where = f"{path}:{1 + text.count(chr(10), 0, offset)}"
+        raise InputError("holds zero bytes: not text", where=where, fix="leave it out of the glob")
+    if kind in convert.RAW_FACTOR:
+        text = convert.to_text(kind, text, str(path), max_document_bytes)
     return check_text(text, str(path), "text", max_document_bytes)
 
 
-def _decode(data: bytes, where: str, line: int | None = None) -> str:
+def _decode(data: bytes, where: str, declared: str | None, setting: str) -> str:
+    chosen = encodings.choose(data, setting)
+    if not isinstance(chosen, str) and declared is not None:
+        chosen = declared
     try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        if line is not None:
-            where = f"{where}:{line + data.count(10, 0, error.start)}"
-        encoding = "UTF-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "WINDOWS-1252"
-        raise InputError(
-            f"not valid UTF-8 (byte 0x{data[error.start]:02x})",
-            where=where,
-            fix=f"convert the file, for example with iconv -f {encoding} -t UTF-8",
-        ) from None
-
-
-def _json_rows(
-    file: IO[bytes], path: Path, columns: Sequence[str], max_document_bytes: int, position: int, moved: Tick
-) -> Iterator[tuple[str, Facts]]:
-    limit = JSON_ESCAPE_BYTES * max_document_bytes + (1 << 20)
-    number = 0
-    while line := file.readline(limit):
-        number, position = number + 1, position + len(line)
-        where = f"{path}:{number}"
-        if len(line) == limit:
-            raise too_large(where, max_document_bytes)
-        text = _decode(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line, where)
-        if not text.strip():
-            continue  # a blank line at the end, as editors leave it
-        row = json_object(text, where)
-        for column in columns:
-            if column not in row:
-                raise _no_column(column, list(row), where)
-        moved(position)
-        yield where, {column: row[column] for column in columns}
+        if isinstance(chosen, str):
+            return encodings.decode(data, chosen).removeprefix("\ufeff")
+    except (UnicodeError, LookupError):
+        setting = chosen
+    raise decoding_error(data, setting, where, 1)
 
 
 def parquet_rows(
@@ -226,7 +220,7 @@ def parquet_rows(
     """
     for column in columns:
         if column not in file.schema_arrow.names:
-            raise _no_column(column, file.schema_arrow.names, name)
+            raise no_column(column, file.schema_arrow.names, name)
     for group in range(file.num_row_groups) if groups is None else groups:
         header = file.metadata.row_group(group)
         if number + header.num_rows <= start:
@@ -264,11 +258,3 @@ def _batch_rows(group: Any, columns: Sequence[str], where: str, max_document_byt
             raise too_large(where, max_document_bytes)
         row_bytes += unpacked_bytes if column.has_dictionary_page else -(-unpacked_bytes // max(group.num_rows, 1))
     return max(1, min(BATCH_ROWS, BATCH_BYTES // row_bytes))
-
-
-def _no_column(column: str, present: Sequence[str], where: str) -> InputError:
-    names = ", ".join(sorted(present)) or "none"
-    fix = f"name one that exists in params.yaml; found: {names}"
-    if column == "messages" and len(present) >= 2:
-        fix += ". Questions and answers in columns of their own are shape: prompt with columns: [QUESTION, ANSWER]"
-    return InputError(f"column '{column}' is missing", where=where, fix=fix)

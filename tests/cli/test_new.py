@@ -11,13 +11,17 @@ import pytest
 from athanor.base.errors import InputError
 from athanor.cli import cli, new, probe
 from athanor.runtime.schema import check_file
+from athanor.text import globs
 from tests.cli.test_corpus_gate import BOOK, TEXTS
 from tests.e2e.clone import ROOT
+from tests.text.test_encodings import TEXTS as ENCODED
 
 MIXED = {
     "a.md": BOOK[:30_000], "b.MD": BOOK[40_000:60_000], "copy of c.txt": "the same text", "c.txt": "the same text", "empty.txt": "",
     "page.html": "<main><p>A page.</p></main>", "rows.jsonl": json.dumps({"text": "one row"}), "faq.jsonl": json.dumps({"question": "?"}),
-    "data.csv": "a,b\n1,2\n", "photo.png": "x", "Makefile": "all:\n\tmake it\n", "sub/app.py": "def one():\n    return 1\n",
+    "data.csv": "a,b\n1,2\n",
+    "[draft]": "x", "desktop.ini": "[x]", "~$a.docx": "x", "__MACOSX/a.md": "x",
+    "photo.png": "x", "Makefile": "all:\n\tmake it\n", "sub/app.py": "def one():\n    return 1\n",
 }  # fmt: skip
 
 
@@ -42,9 +46,12 @@ def test_a_mixed_folder_in_one_go(project, capsys):
     rows = {line.split()[0]: line.split()[1:] for line in told.split("\n\n")[0].splitlines()[1:]}
     assert rows["*.txt"] == ["3", "0", "2", "2", "1", "empty"]
     assert rows["*.jsonl"] == ["2", "0", "1", "1", "1", "column", "'text'", "is", "missing"]
-    assert rows["*.csv"][4:] == ["1", "unknown", "file", "type", "'.csv'"] and rows["*.png"][2] == "0"
-    # Of the types that are taken the files are named, of the others the types.
-    assert "column 'text' is missing" in told.split("left out:\n")[1].splitlines()[0] and ".png:" not in told
+    assert rows["*.csv"][4:] == ["1", "column", "'text'", "is", "missing"] and rows["*.png"][2] == "0"
+    assert not {"*.ini", "*.docx"} & rows.keys() and rows["*.md"][0] == "1"  # what Windows leaves in a folder
+    # Files that could be read are named with what to type, of others the types.
+    left_out = told.split("left out:\n")[1].split("\n\n")[0]
+    assert "data.csv:1: column 'text' is missing" in left_out and "found: a, b" in left_out and ".png" not in left_out
+    assert "faq.jsonl:1: column 'text' is missing" in left_out and "--template '{a}\\n\\n{b}'" in left_out
     assert (project / "params.yaml").read_text() == before
 
     assert cli.call("new", ["corpus/my notes", "--write"]) == 0
@@ -130,10 +137,89 @@ def test_what_cannot_be_trained_on_is_not_written(project, capsys):
     fill(project / "outside", {"a.txt": BOOK})
     for folder, message in {
         "corpus/small": "too few to learn from",
-        "corpus/photos": "no file can be read",
-        "outside": "outside of corpus/",
-        "corpus/nowhere": "is no folder",
+        "corpus/photos": "no file can be read: unknown file type '.png'. Fix: use text",
+        "outside": "outside of corpus/.*cp -r 'outside' corpus/",
+        "corpus/nowhere": "no such folder or file",
     }.items():
         with pytest.raises(InputError, match=message):
             cli.call("new", [folder, "--write"])
     assert (project / "params.yaml").read_text() == before
+
+
+def written(place, *more, checked=True):
+    assert cli.call("new", [place, "--write", *more]) == 0
+    sections = check_file("params.yaml")
+    (source,) = sections["download"].sources
+    if checked:
+        new.corpus_gate.check_corpus(sections)  # as `athanor plan` does
+    return source
+
+
+def test_encodings_are_found_shown_and_written(project, capsys):
+    """The advice for a Russian file made it mojibake, which was accepted."""
+    russian, french = ENCODED["Russian"], ENCODED["French"]
+    (project / "corpus/ru").mkdir(parents=True)
+    for name, data in {
+        "old.txt": "\n".join(f"{russian} {n}" for n in range(300)).encode("cp1251"), "new.txt": f"{russian}\n".encode() * 99,
+        "wrong.txt": (russian * 9).encode("cp1251").decode("latin-1").encode(), "asked.txt": "Käse".encode("latin-1"),
+    }.items():  # fmt: skip
+        (project / "corpus/ru" / name).write_bytes(data)
+    assert written("corpus/ru", checked=False).encoding == "cp1251"
+    told = capsys.readouterr().out
+    assert "cp1251: corpus/ru/old.txt: «Старый город" in told and "language: Cyrillic" in told
+    assert "corpus/ru/wrong.txt: mojibake (cp1251 that was read as latin1: it says «Старый" in told
+    assert "--encoding NAME" in told.split("if «Käse» is right")[1]
+    (project / "corpus/ru/b.txt").write_bytes((french * 9).encode("cp1252"))
+    assert written("corpus/ru", checked=False).encoding == "detect"
+    (project / "corpus/ru/asked.txt").rename(project / "corpus/asked.txt")
+    with pytest.raises(InputError, match="too few"):  # and read, where it is named
+        cli.call("new", ["corpus/asked.txt", "--encoding", "cp1252"])
+
+
+def test_one_file_is_used_in_place_or_copied(project, capsys):
+    fill(project, {"corpus/x/[1] a b.txt": BOOK, "corpus/x/1 a b.txt": "another", "elsewhere/My novel.txt": BOOK})
+    source = written("corpus/x/[1] a b.txt")
+    assert [path.name for _, path in globs.find(source.globs)] == ["[1] a b.txt"] and source.name == "1-a-b"
+    before = (project / "params.yaml").read_text()
+    assert cli.call("new", ["elsewhere/My novel.txt"]) == 0
+    assert "athanor new --write copies it to corpus/My novel.txt" in capsys.readouterr().out
+    assert (project / "params.yaml").read_text() == before and not (project / "corpus/My novel.txt").exists()
+    assert written("elsewhere/My novel.txt").globs == ("corpus/My novel.txt",)
+    assert (project / "corpus/My novel.txt").read_text(encoding="utf-8") == BOOK
+    fill(project, {"elsewhere/My novel.txt": BOOK + "!"})
+    with pytest.raises(InputError, match="corpus/My novel.txt: is there already, with other text"):
+        cli.call("new", ["elsewhere/My novel.txt", "--write"])
+
+
+@pytest.mark.parametrize("folder", ["[2024] notes (draft)", "a*b?", "[a-z]"])
+def test_glob_signs_in_a_folder_s_name(project, folder):
+    fill(project / "corpus" / folder, {"a [1].md": BOOK[:90_000], "sub/[x].md": BOOK[90_000:]})
+    fill(project / "corpus" / "a", {"other.md": "another"})
+    source = written(f"corpus/{folder}")
+    assert [name for name, _ in globs.find(source.globs)] == ["a [1].md", "sub/[x].md"]  # the folder leaves no trace
+    assert globs.find([f"corpus/{folder}/**/*.md"]) == globs.find(source.globs)  # as a person writes it
+
+
+def test_questions_in_a_table(project, capsys):
+    table = "".join(f"How many {n}?;{BOOK[n : n + 90]!r}\n" for n in range(400))
+    fill(project / "corpus", {"qa.csv": f"Query;Answer\n{table}"})
+    with pytest.raises(InputError, match="no file can be read: column 'text' is missing. Fix: .*found: Answer, Query"):
+        cli.call("new", ["corpus/qa.csv"])
+    template = r"{Query}\n\n{Answer}"
+    assert f"athanor new 'corpus/qa.csv' --template '{template}'" in capsys.readouterr().out
+    source = written("corpus/qa.csv", "--template", template)
+    assert source.text_template == "{Query}\n\n{Answer}"
+
+
+def test_pointers_in_place_of_files(project):
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
+    fill(project / "corpus/lfs", {f"{n}.txt": pointer for n in range(9)})
+    with pytest.raises(InputError, match="9 of 9 files cannot be read: 9 a Git LFS pointer.*git lfs pull"):
+        cli.call("new", ["corpus/lfs"])
+
+
+def test_of_a_cut_file_the_rest_is_taken(project, capsys):
+    rows_ = "".join(json.dumps({"text": BOOK[n * 900 : n * 900 + 900]}) + "\n" for n in range(99))
+    fill(project / "corpus/cut", {"a.jsonl": rows_[:-40]})
+    assert written("corpus/cut").on_unreadable == "skip"
+    assert "a.jsonl:99: the last line is not whole" in capsys.readouterr().out

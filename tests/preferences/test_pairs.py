@@ -18,7 +18,6 @@ from athanor.preferences.params import DpoDataParams, PairsSource
 from athanor.runtime.schema import check_values
 from athanor.text.conversations import Item, Message
 from athanor.text.documents import split_of
-from athanor.text.rows import MalformedRow
 from athanor.tokenizer.chat import prompt_ids, render
 from athanor.tokenizer.tokenizer import Tokenizer
 from athanor.words.decontaminate import ItemIndex
@@ -120,7 +119,7 @@ def test_answers_without_any_prompt_are_malformed():
 
 
 def test_no_json_and_a_missing_column_end_the_reading():
-    with pytest.raises(MalformedRow, match="pairs.jsonl:1.*not valid JSON"):
+    with pytest.raises(InputError, match="none of 1 rows can be read.*pairs.jsonl:1.*not valid JSON"):
         read("{", max_malformed_fraction=1.0)
     with pytest.raises(InputError, match="column 'rejected' is missing.*found: chosen, prompt"):
         read({"prompt": "a", "chosen": "b"}, max_malformed_fraction=1.0)

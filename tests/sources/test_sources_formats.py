@@ -94,11 +94,11 @@ BAD = {
     "c.ipynb": (b'{"worksheets": []}', "not a notebook of format 4"),
     "d.pdf": (b"%PDF-1.4 and no more", "not a readable PDF"),
     "e.pdf": (pdf("", ""), "a PDF without text, perhaps scanned pages"),
-    "f.docx": (b"PK", "unknown file type '.docx'"),
-    "g.csv": (b"a,b", "unknown file type '.csv'"),
+    "f.docx": (b"PK", "not a readable archive"),
+    "g.png": (b"PNG", "unknown file type '.png'"),
     "h.html": (b"<div>" * 3000, "not a readable page"),
-    "i.py": (b"x = 1\0", "holds zero bytes: UTF-16, or no text at all"),
-    "j.jsonl": (b'{"text": "taken"}\n{"text"\n', "not valid JSON"),
+    "i.py": (b"x = 1\0", "holds zero bytes: not text"),
+    "j.jsonl": (b'{"text"\n', "not valid JSON"),
     "k.html": (b"<p>" + b"x" * 1000, "a document is larger than max_document_bytes"),
     "l.txt.zst": (zstandard.compress(random.Random(0).randbytes(900).hex().encode())[:-9], "cannot be read"),
 }
@@ -118,26 +118,28 @@ def test_each_reason_is_told_with_the_file(tmp_path, name):
 def test_all_files_that_cannot_be_read_are_told_at_once(tmp_path):
     """One error for each run of the stage cost a run for each bad file."""
     for number in range(7):
-        (tmp_path / f"old{number}.txt").write_bytes("é".encode("latin-1"))
-    (tmp_path / "z.docx").write_bytes(b"PK")
+        (tmp_path / f"old{number}.txt").write_bytes("Käse, Öl und Brötchen für früher".encode("latin-1"))
+    (tmp_path / "other.txt").write_bytes("Старый город у моря просыпается".encode("cp1251"))
+    (tmp_path / "z.png").write_bytes(b"PNG")
     (tmp_path / "fine.txt").write_text("fine")
     with pytest.raises(InputError) as caught:
         read(tmp_path / "*")
     told = str(caught.value)
-    assert told.startswith("8 of 9 files cannot be read: 7 not valid UTF-8 (") and "1 unknown file type '.docx'" in told
-    assert "old4.txt:1, …; convert the file" in told and "old5" not in told
+    assert told.startswith("9 of 10 files cannot be read: 7 not valid UTF-8 (") and "1 unknown file type '.png'" in told
+    assert "old4.txt:1, …; encoding: cp1252" in told and "old5" not in told
+    assert "other.txt:1; encoding: cp1251 for the source in params.yaml reads «Старый" in told
 
 
-def test_skipped_files_are_counted_and_none_is_taken_in_part(tmp_path):
+def test_what_is_skipped_is_counted_and_takes_nothing_with_it(tmp_path):
     for name, (data, _) in BAD.items():
         (tmp_path / name).write_bytes(data)
     (tmp_path / "fine.txt").write_text("fine")
-    (tmp_path / "rows.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
+    (tmp_path / "rows.jsonl").write_text('{"text": "one"}\n{"body": 1}\n{"text": "two"}\n{"text": "cu')
     made, left_out, unreadable = source(str(tmp_path / "*"), on_unreadable="skip", **LIMIT), [], select.Unreadable()
     found = list(select.documents(made, globs.find(made.globs), 0.5, leave_out=left_out.append, unreadable=unreadable))
     assert [document.text for document in found] == ["fine", "one", "two"]
-    assert left_out == ["unreadable"] * len(BAD)
-    assert sum(unreadable.counts.values()) == len(BAD) and unreadable.counts["not valid UTF-8"] == 1
+    assert left_out == ["unreadable"] * len(BAD) + ["malformed"] * 2
+    assert sum(unreadable.counts.values()) == len(BAD) + 2 and unreadable.counts["column 'text' is missing"] == 1
 
 
 def test_walks_skip_what_is_not_the_persons(tmp_path):

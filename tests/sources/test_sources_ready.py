@@ -54,7 +54,7 @@ def write(path: Path, columns: dict[str, list[Any]], **options: Any) -> None:
 @pytest.fixture
 def spark(tmp_path: Path) -> Path:
     """What Spark leaves: parts by language, markers, checksums, and nothing else that is a row."""
-    folder = tmp_path / "spark"
+    folder = tmp_path / "spark [1]"  # a name with glob signs
     for number, language in enumerate(("de", "en", "en")):
         part = folder / f"lang={language}" / f"part-{number:05d}-c000.snappy.parquet"
         columns = table(range(20 * number, 20 * number + 20), score=[n / 20 for n in range(20)])

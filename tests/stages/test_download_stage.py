@@ -68,8 +68,8 @@ def test_unreadable_files_end_the_stage_or_are_counted(workspace, monkeypatch, c
     execute(folder, monkeypatch, values)
     assert read_json("metrics/download.json")["sources"]["notes"]["left_out"] == {"unreadable": 2}
     facts = read_manifest("data/raw", "raw", 1)["sources"]["notes"]
-    assert facts["unreadable"] == {"holds zero bytes: UTF-16, or no text at all": 1, "not valid UTF-8": 1}
-    assert "notes: files left out, because they cannot be read: 1 holds zero bytes" in capsys.readouterr().err
+    assert facts["unreadable"] == {"holds zero bytes: not text": 1, "not valid UTF-8": 1}
+    assert "notes: files and rows left out, because they cannot be read: 1 holds zero bytes" in capsys.readouterr().err
 
 
 def test_no_source_is_fetched_before_all_were_opened(workspace, monkeypatch):
