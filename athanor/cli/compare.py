@@ -28,6 +28,7 @@ from athanor.cli.render import fill_template
 from athanor.runtime import dvc_lock, dvc_view
 from athanor.runtime.facts import flatten, git
 from athanor.runtime.headlines import HEADLINES
+from athanor.runtime.redact import redact
 from athanor.runtime.store import delivery
 
 WORKSPACE = "workspace"
@@ -289,8 +290,8 @@ def run(args: argparse.Namespace) -> int:
         raise AthanorError("not inside a Git repository", where=str(root), fix="run it in the checkout")
     comparison = compare(root, args.a, args.b)
     if args.json:
-        sys.stdout.write(json.dumps(comparison, indent=2) + "\n")
+        sys.stdout.write(redact(json.dumps(comparison, indent=2)) + "\n")
         return 0
     first = first_rows(comparison["measures"])
-    sys.stdout.write(fill_template("compare.txt.j2", **comparison, first=first, all=args.all))
+    sys.stdout.write(redact(fill_template("compare.txt.j2", **comparison, first=first, all=args.all)))
     return 0

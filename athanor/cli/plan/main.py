@@ -62,6 +62,7 @@ from athanor.runtime import dvc_lock, dvc_view
 from athanor.runtime.closure import closure, code_digest, is_code, stage_module
 from athanor.runtime.machine import anchor, machine
 from athanor.runtime.progress import duration
+from athanor.runtime.redact import redact
 from athanor.runtime.schema import check_file, memory_notes
 from athanor.sizing import speeds
 from athanor.sources.datapath import Host
@@ -235,7 +236,7 @@ def run(args: argparse.Namespace) -> int:
         if measured:
             plan.notes.extend(measured(plan.total()["seconds"]))
     except (ParamsError, GateError) as error:
-        print(error, file=sys.stderr)
+        print(redact(str(error)), file=sys.stderr)
         return 2
-    sys.stdout.write(as_json(plan) + "\n" if args.json else as_text(plan))
+    sys.stdout.write(redact(as_json(plan) + "\n" if args.json else as_text(plan)))
     return WORK if plan.work else 0
