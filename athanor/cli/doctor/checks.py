@@ -26,6 +26,7 @@ from athanor.cli import slots
 from athanor.cli.doctor.main import FIX, Checkout, Finding, lock_author_state, lock_pid
 from athanor.hardware import profile as profiles
 from athanor.runtime import dvc_lock, ship
+from athanor.runtime import untracked as untracked_files
 from athanor.runtime.facts import Graph, flatten, git
 from athanor.runtime.journal import alive
 from athanor.runtime.locks import locked, try_lock
@@ -37,7 +38,6 @@ from athanor.troubles.world import here
 SHIP_SECONDS = 30.0
 SHIP_AT_WORK_SECONDS = 180.0  # it steps back for every other program, and loads MLflow first
 FEW_INODES = 10_000
-MANY_FILES = 3  # that a command names one by one
 BENCH = "python -m athanor bench hardware"
 
 
@@ -204,25 +204,12 @@ def _ship(root: Path) -> str:
 def untracked(checkout: Checkout) -> Iterator[Finding]:
     """Files that a stage reads in the workspace and an experiment in a clone would miss."""
     graph = Graph(checkout.root)
-    makers = [Path(out) for stage in graph.stages for out in graph.outputs(stage)]
-    deps = {str(dep) for stage in graph.stages.values() for dep in stage.get("deps", [])}
-    deps = {dep for dep in deps if not any(maker == Path(dep) or maker in Path(dep).parents for maker in makers)}
-    deps |= {"params.yaml", "dvc.yaml"}
-    listed = git(checkout.root, "ls-files", "-o", "-z", "--", "stages", "athanor", *sorted(deps))
-    missed: dict[Path, list[str]] = {}
-    for name in filter(None, listed.split("\0")):
-        path = Path(name)
-        code = path.suffix == ".py" and path.parts[0] in ("stages", "athanor")
-        is_dependency = name in deps or any(str(parent) in deps for parent in path.parents)
-        in_dvc = any((checkout.root / f"{each}.dvc").is_file() for each in (path, *path.parents))
-        if (code or is_dependency) and "__pycache__" not in path.parts and not in_dvc:
-            missed.setdefault(path.parent, []).append(name)
-    for folder, names in missed.items():
-        name = names[0] if len(names) == 1 else f"{folder}/"
-        own = shlex.join(names) if len(names) <= MANY_FILES else shlex.quote(str(folder))
-        count = f"{len(names)} files of it are" if len(names) > 1 else "is"
+    names = untracked_files.untracked(checkout.root, untracked_files.inputs(graph, graph.stages))
+    for folder, found in untracked_files.by_folder(names).items():
+        name = found[0] if len(found) == 1 else f"{folder}/"
+        count = f"{len(found)} files of it are" if len(found) > 1 else "is"
         what = f"{count} not known to Git: experiments with --temp or --queue, and clones, do without"
-        yield Finding("untracked", name, what, f"git add {own}")
+        yield Finding("untracked", name, what, untracked_files.command(folder, found))
 
 
 def space(checkout: Checkout) -> Iterator[Finding]:
