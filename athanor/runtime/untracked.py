@@ -49,7 +49,7 @@ def by_folder(names: Iterable[str]) -> dict[Path, list[str]]:
 def command(folder: Path, names: Sequence[str]) -> str:
     """What makes Git know these files of a folder; DVC is named where they may be private or large."""
     own = shlex.join(names) if len(names) <= MANY_FILES else shlex.quote(str(folder))
-    text = folder.parts[:1] not in ((name,) for name in CODE) and not all(name.endswith(".dvc") for name in names)
+    text = folder.parts and folder.parts[0] not in CODE and not all(name.endswith(".dvc") for name in names)
     return f"git add {own}" + (f" (or dvc add {own}, if private or large)" if text else "")
 
 
@@ -79,7 +79,9 @@ def explained(error: AthanorError, names: Sequence[str]) -> AthanorError:
     looked_for = [name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern.rstrip('/')}/*")]
     if not pattern or not looked_for:
         return error
-    return InputError(f"{error.what} in this experiment's own checkout", where=error.where, fix=fix(looked_for).removeprefix("Fix: "))
+    return InputError(
+        f"{error.what} in this experiment's own checkout", where=error.where, fix=fix(looked_for).removeprefix("Fix: ")
+    )
 
 
 def reminder(folder: Path) -> str:
