@@ -22,7 +22,7 @@ from pathlib import Path
 
 from athanor.base.artifacts import read_json
 from athanor.base.errors import AthanorError, InputError, Interrupted, ParamsError
-from athanor.runtime import facts, launch, untracked
+from athanor.runtime import facts, launch, sharing, untracked
 from athanor.runtime.journal import finished
 from athanor.runtime.lifetime import MEMORY_FIX, at_work, record_death, refused
 from athanor.runtime.machine import anchor, machine
@@ -112,10 +112,8 @@ def execute(stage: str, body: Callable[[Run], None]) -> int:
         launch.register()
         run.begin()
         missing = untracked.missed(run.root, run.anchor, stage)
-        for text in [
-            *(memory_notes(sections) if stage == "download" else ()),
-            *([untracked.said(missing)] * bool(missing)),
-        ]:
+        notes = memory_notes(sections) if stage == "download" else []
+        for text in filter(None, [*notes, untracked.said(missing), sharing.warning(run.root, run.anchor)]):
             run.note(text)
         _ship()
         body(run)

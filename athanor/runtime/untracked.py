@@ -62,7 +62,9 @@ def missed(root: Path, main: Path, stage: str) -> list[str]:
 
 
 def said(names: Sequence[str]) -> str:
-    """One line about files that are missed in this checkout."""
+    """One line about files that are missed in this checkout, "" for none."""
+    if not names:
+        return ""
     folders = by_folder(names)
     few = ", ".join(f"{folder}/ ({len(files)})" if len(files) > 1 else files[0] for folder, files in folders.items())
     return f"this experiment does without {few}: neither Git nor DVC tracks it. {fix(names)}"

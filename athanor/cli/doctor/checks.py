@@ -25,7 +25,7 @@ from athanor.base.strict import read_yaml
 from athanor.cli import slots
 from athanor.cli.doctor.main import FIX, Checkout, Finding, lock_author_state, lock_pid
 from athanor.hardware import profile as profiles
-from athanor.runtime import dvc_lock, ship
+from athanor.runtime import dvc_lock, sharing, ship
 from athanor.runtime import untracked as untracked_files
 from athanor.runtime.facts import Graph, flatten, git
 from athanor.runtime.journal import alive
@@ -38,6 +38,7 @@ from athanor.troubles.world import here
 SHIP_SECONDS = 30.0
 SHIP_AT_WORK_SECONDS = 180.0  # it steps back for every other program, and loads MLflow first
 FEW_INODES = 10_000
+MOST_NAMES = 3
 BENCH = "python -m athanor bench hardware"
 
 
@@ -210,6 +211,21 @@ def untracked(checkout: Checkout) -> Iterator[Finding]:
         count = f"{len(found)} files of it are" if len(found) > 1 else "is"
         what = f"{count} not known to Git: experiments with --temp or --queue, and clones, do without"
         yield Finding("untracked", name, what, untracked_files.command(folder, found))
+
+
+def experiments(checkout: Checkout) -> Iterator[Finding]:
+    """Experiments from commits without a DVC remote; `dvc exp push` sends them without their data and says nothing."""
+    names, root = sharing.without_data(checkout.root), checkout.root
+    if not names:
+        return
+    config = root / sharing.CONFIG
+    named = config.is_file() and sharing.default_remote(config.read_text(encoding="utf-8"))
+    shown = (
+        f"{', '.join(names[:MOST_NAMES])}{f' and {len(names) - MOST_NAMES} more' if len(names) > MOST_NAMES else ''}"
+    )
+    what = "made before a DVC remote was committed: dvc exp push sends it without its data"
+    push = f"{sharing.WITH_DATA} dvc exp push GIT-REMOTE NAME sends its data, too (docs/experiments.md, Share)"
+    yield Finding("experiment", shown, what, push if named else f"{sharing.NAME_IT}; then {push}", note=True)
 
 
 def space(checkout: Checkout) -> Iterator[Finding]:

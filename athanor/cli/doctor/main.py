@@ -73,6 +73,7 @@ def examine(root: Path, deep: bool = False) -> tuple[list[Finding], dict[str, An
         "journal": checks.journals,
         "store": checks.moved_store,
         "untracked": checks.untracked,
+        "experiment": checks.experiments,
         "space": checks.space,
         "profile": lambda checkout: checks.hardware_profile(root),
         "trouble": checks.machine_troubles,
