@@ -32,6 +32,7 @@ from athanor.runtime.journal import alive
 from athanor.runtime.locks import locked, try_lock
 from athanor.runtime.machine import machine
 from athanor.runtime.store import EXPERIMENT, artifacts_of, database, delivery
+from athanor.runtime.store_check import trouble as store_trouble
 from athanor.troubles.trouble import shown
 from athanor.troubles.world import here
 
@@ -164,7 +165,15 @@ def journals(checkout: Checkout) -> Iterator[Finding]:
             yield Finding("journal", names, what, "python -m athanor ship", lambda: _ship(checkout.root))
 
 
-def moved_store(checkout: Checkout) -> Iterator[Finding]:
+def store(checkout: Checkout) -> Iterator[Finding]:
+    """A tracking store that does not answer, or is of another MLflow; and one that was copied or moved."""
+    if why := store_trouble(checkout.root):
+        yield Finding("store", why.where, why.what, why.fix)
+    else:
+        yield from _moved_store(checkout)
+
+
+def _moved_store(checkout: Checkout) -> Iterator[Finding]:
     """MLflow writes the absolute path of its files into the database: a copied or moved checkout keeps the old one."""
     path = database(ship.tracking_uri(checkout.root))
     if path != checkout.root / "mlflow.db" or not path.is_file():

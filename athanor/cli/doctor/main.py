@@ -71,7 +71,7 @@ def examine(root: Path, deep: bool = False) -> tuple[list[Finding], dict[str, An
         "temp-dir": files.temp_dirs,
         "leftover": lambda checkout: files.leftovers(checkout, unpublished),
         "journal": checks.journals,
-        "store": checks.moved_store,
+        "store": checks.store,
         "untracked": checks.untracked,
         "experiment": checks.experiments,
         "space": checks.space,

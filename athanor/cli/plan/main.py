@@ -64,6 +64,7 @@ from athanor.runtime.machine import anchor, machine
 from athanor.runtime.progress import duration
 from athanor.runtime.redact import redact
 from athanor.runtime.schema import check_file, memory_notes
+from athanor.runtime.store_check import trouble
 from athanor.sizing import speeds
 from athanor.sources.datapath import Host
 from athanor.training.sft_params import SCRATCH
@@ -125,6 +126,8 @@ def make_plan(root: Path, targets: Sequence[str] = ()) -> Plan:
         needs = data_path(root, built, stages, copies(repo), Host.here(root, local.workers, local.executor))
     plan = Plan(steps, forecasts, [], shutil.disk_usage(root).free, needs)
     note = plan.notes.append
+    if runs and (why := trouble(root)):
+        note(str(why))
     if at_work := dvc_view.busy(repo):
         note(f"{at_work} is at work here: this is the plan of this moment")
     plan.notes.extend(_pipeline_notes(root, steps, built) if built else ())
