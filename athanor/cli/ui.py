@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from mlflow.entities import Experiment
 
 
+# The address holds for one page. MLflow has no setting for others; what is chosen there, the browser keeps.
+LAYOUT = "Once in a browser: choose 'Model training' at the top left, and close the assistant at the right"
+
+
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine only)"
@@ -48,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     query = f"workflowType=machine_learning&viewStateShareKey={VIEW}"
     fragment = f"#/experiments/{experiment.experiment_id}/runs?{query}" if experiment else ""
     if uri.startswith("http"):
-        print(f"open {redact(uri).rstrip('/')}/{fragment}")
+        print(f"open {redact(uri).rstrip('/')}/{fragment}\n{LAYOUT}")
         return 0
     mlflow_settings = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
     # Not as an argument, which every user of the machine can read.
@@ -64,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     server = subprocess.Popen(command, env=environment, cwd=root, start_new_session=True)
     try:
         if _wait_until_listening(server, args.port):
-            print(f"open http://127.0.0.1:{args.port}/{fragment}\n(Ctrl-C stops the server)", flush=True)
+            print(f"open http://127.0.0.1:{args.port}/{fragment}\n{LAYOUT}\n(Ctrl-C stops the server)", flush=True)
         return server.wait()
     except KeyboardInterrupt:
         os.killpg(server.pid, signal.SIGTERM)
