@@ -78,3 +78,16 @@ def test_it_is_told_before_and_healed_after_with_the_commands_of_the_page(repo, 
     assert (another.path / "out.txt").read_text() == "x: 2\n" and another.dvc("status").stdout.startswith("Data and")
     repo.dvc("exp", "run", "-q", "-n", "later", "-S", "x=3")
     assert without_data(repo.path) == ["lower-lr"]
+
+
+def test_the_page_of_dvc_plots_says_without_a_network_why_it_is_empty():
+    from configparser import ConfigParser
+
+    from dvc_render.html import HTML
+
+    config = ConfigParser()
+    config.read(ROOT / ".dvc/config")
+    page = HTML((ROOT / ".dvc" / config["plots"]["html_template"]).read_text(encoding="utf-8"))
+    text = page.with_scripts("<script src=vega></script>").with_element("<div>chart</div>").embed()
+    assert text.index("<script src=vega>") < text.index('"vegaEmbed" in window') < text.index("<div>chart</div>")
+    assert "{" not in re.sub(r"<style>.*?</style>", "", text, flags=re.S)
