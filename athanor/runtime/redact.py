@@ -61,6 +61,8 @@ PIECE = re.compile(r"[\w~%+\-]{16,}={0,2}", re.A)
 UUID = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}", re.I)
 TURN = re.compile(r"(?<=[a-z])(?=[A-Z0-9])|(?<=[A-Z])(?=[0-9])|(?<=[0-9])(?=[A-Za-z])")
 WORDS = re.compile(r"[A-Z]?[a-z]{3,}")
+SHARD = re.compile(r"\w+-\d+-of-\d+-[0-9a-f]{16}")  # as the hub's library names files
+NUMBERS = re.compile(r"[0-9]+")
 DIGEST = re.compile(r"[0-9a-f]{16,64}")
 PUBLIC = re.compile(
     r"(?:/(?:blobs?|tree|raw|resolve|blame|commits?|archive|rev|info|hash|runs|zip|tar\.gz|sha\d+|md5|[0-9a-f]{2,3})/|@|sha\d+:|"
@@ -135,14 +137,14 @@ def _opaque(piece: str, before: str) -> bool:
     """Whether a piece of an address is no name: its letters, capitals and digits alternate as in random text."""
     if UUID.search(piece):
         return bool(CAPABILITY.search(before))
-    if DIGEST.fullmatch(piece) and PUBLIC.search(before):
+    if SHARD.fullmatch(piece) or DIGEST.fullmatch(piece) and PUBLIC.search(before):
         return False
     if AFTER_NAME.search(before) and piece.isalnum():
         return True
     turns = len(TURN.findall(piece))
     for part in re.findall(r"(?=[0-9]*[A-Za-z])(?=[A-Za-z]*[0-9])[A-Za-z0-9]{8,}", piece):
         own = len(TURN.findall(part))
-        named = sum(map(len, WORDS.findall(part))) >= 0.6 * len(part)
+        named = sum(map(len, WORDS.findall(part))) >= 0.6 * len(part) and len(NUMBERS.findall(part)) < 3
         if len(part) >= 16 and (re.fullmatch(r"(?i)[0-9a-f]+", part) or (own >= 4 and not named)):
             return True
         if len(piece) >= 20 and own >= 3 and not named and turns >= max(5, 0.2 * len(piece)):

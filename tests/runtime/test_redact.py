@@ -36,7 +36,13 @@ SHAPES = [  # parts, so that no scanner takes this file for a leak
     "hooks.slack.com/" + "services/T0000/B0000/" + "aB3" * 8,
     "eyJ" + "hbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl",
 ]
-TOKENS = ("a3f82afc307a80e33ea84e91", "Zk3-9aQx_7Rt2Lw8Vb5Nc", "JBSWY3DPEHPK3PXPJBSWY3DP", "0c2f" * 16)
+TOKENS = (
+    "a3f82afc307a80e33ea84e91",
+    "k3wrqe7ab2mzyt5dpl90xwcv",
+    "Zk3-9aQx_7Rt2Lw8Vb5Nc",
+    "JBSWY3DPEHPK3PXPJBSWY3DP",
+    "0c2f" * 16,
+)
 PLACES = (
     ("https://h.example/", "/x.jsonl"),
     ("h.example:80/d/", ""),
@@ -99,7 +105,7 @@ def test_secrets_are_masked_and_masking_again_changes_nothing(text, expected):
         "Cookie: a small biscuit; keyboard: 104 keys",
         "mail me@example.org about 3.2 bytes per token, or Contact:me@example.org, mailto:me@example.org",
         f"hf://datasets/o/n@{'a1' * 20}/**/*.parquet",
-        f"https://huggingface.co/datasets/o/n-20231101.en/resolve/{'0f' * 20}/data/train-00000-of-00041-v2.parquet",
+        f"https://huggingface.co/datasets/o/n-20231101.en/resolve/{'0f' * 20}/data/train-00000-of-00041-9f3a5b7c2d1e8f60.parquet",
         f"https://raw.githubusercontent.com/o/r/{'0f' * 20}/corpus/Text2TextGeneration4Everyone.jsonl",
         f"https://files.example/packages/5d/0e/{'a1' * 30}/torch-2.3.0-cp311-cp311-manylinux_2_17_x86_64.whl",
         f"http://127.0.0.1:5000/#/experiments/1/runs/{'a1' * 16}?workflowType=machine_learning",
