@@ -11,10 +11,10 @@ from athanor.sizing.data import conversation_tokens, eval_tokens
 from athanor.sources import datapath
 from athanor.sources.params import PythonSource, names_of
 
-TOKEN_FLOPS = 5e6  # what a token costs beside its operations, as operations: between micro and the default on one core
+TOKEN_FLOPS = 8e6  # what a token costs beside its operations, as operations: micro and the default on one core
 PYTHON_BYTES = 9.3e6  # of the standard library's text
 DEFAULT_ITEMS, BATTERY_TOKENS = 834, 105_000  # of the default's battery, as tokens of training
-SECONDS_PER_FLOP = 4e-12
+SECONDS_PER_FLOP = 3.5e-12
 # Seconds of the default at the start and by the megabyte of text; what reads a sample reads no more than that.
 TEXT = {
     "download": (1.5, 0.6),
