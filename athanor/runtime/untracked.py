@@ -46,11 +46,16 @@ def by_folder(names: Iterable[str]) -> dict[Path, list[str]]:
     return folders
 
 
-def command(folder: Path, names: Sequence[str]) -> str:
-    """What makes Git know these files of a folder; DVC is named where they may be private or large."""
-    own = shlex.join(names) if len(names) <= MANY_FILES else shlex.quote(str(folder))
+def command(folder: Path, names: Sequence[str], tool: str = "git") -> str:
+    """What makes Git, or DVC, track these files of a folder."""
+    return f"{tool} add {shlex.join(names) if len(names) <= MANY_FILES else shlex.quote(str(folder))}"
+
+
+def choice(folder: Path, names: Sequence[str]) -> str:
+    """The command for Git, and the one for DVC where the files may be private or large."""
     text = folder.parts and folder.parts[0] not in CODE and not all(name.endswith(".dvc") for name in names)
-    return f"git add {own}" + (f" (or dvc add {own}, if private or large)" if text else "")
+    dvc = f" (or {command(folder, names, 'dvc')}, if private or large)" if text else ""
+    return command(folder, names) + dvc
 
 
 def missed(root: Path, main: Path, stage: str) -> list[str]:
@@ -71,7 +76,7 @@ def said(names: Sequence[str]) -> str:
 
 
 def fix(names: Sequence[str]) -> str:
-    commands = " && ".join(command(folder, files) for folder, files in by_folder(names).items())
+    commands = " && ".join(choice(folder, files) for folder, files in by_folder(names).items())
     return f"Fix: in the main checkout {commands}, then run or queue the experiment again"
 
 
@@ -92,4 +97,4 @@ def reminder(folder: Path) -> str:
     if not git(root, "rev-parse", "--git-dir") or not (names := untracked(root, [folder.as_posix()])):
         return ""
     names = [name for name in names if Path(name).parts[0] not in CODE]
-    return f"Experiments with --queue or --temp, and clones, have only what Git or DVC tracks. Before one: {command(folder, names)}"
+    return f"Experiments with --queue or --temp, and clones, have only what Git or DVC tracks. Before one: {choice(folder, names)}"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from athanor.runtime import presets
-from athanor.runtime.untracked import command, reminder
+from athanor.runtime.untracked import choice, reminder
 from tests.runtime.view import ROOT, environment
 
 GRAPH = "stages:\n  toy:\n    cmd: python -m stages.toy\n    deps: [corpus, stages/toy.py]\n    params: [download]\n    outs: [o]\n"
@@ -99,4 +99,4 @@ def test_who_names_a_source_hears_of_it_before_the_first_queue(main, monkeypatch
     shutil.rmtree(main / ".git")
     assert reminder(Path("corpus/new ones")) == ""
     many = [f"corpus/x/{number}.md" for number in range(9)]
-    assert command(Path("corpus/x"), many) == "git add corpus/x (or dvc add corpus/x, if private or large)"
+    assert choice(Path("corpus/x"), many) == "git add corpus/x (or dvc add corpus/x, if private or large)"

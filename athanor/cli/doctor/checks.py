@@ -218,7 +218,7 @@ def untracked(checkout: Checkout) -> Iterator[Finding]:
     for folder, found in untracked_files.by_folder(names).items():
         name = found[0] if len(found) == 1 else f"{folder}/"
         count = f"{len(found)} files of it are" if len(found) > 1 else "is"
-        what = f"{count} not known to Git: experiments with --temp or --queue, and clones, do without"
+        what = f"{count} not known to Git: experiments with --temp or --queue, and clones, do without (dvc add does as well)"
         yield Finding("untracked", name, what, untracked_files.command(folder, found))
 
 
