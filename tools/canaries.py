@@ -39,52 +39,13 @@ import zstandard
 from ruamel.yaml import YAML
 
 from athanor.runtime import presets
+from tools.planted import ADDRESSES, PLANTED, VARIABLES
 from tools.scratch import MICRO, micro_clone
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = "A secret is found where it was planted, or it is found nowhere; this is line {} of the text that says so. "
 # What the web server has, has not and breaks off, and sources whose address or licence are refused for what they hold.
 NAMES = ("docs.jsonl", "gone.jsonl", "broken.jsonl", "signed.jsonl", "licence.jsonl")
-
-
-VARIABLES = {
-    "HF_TOKEN": "hf_{}",
-    "HUGGING_FACE_HUB_TOKEN": "hf_{}",
-    "AWS_ACCESS_KEY_ID": "{}",
-    "AWS_SECRET_ACCESS_KEY": "{}",
-    "AWS_SESSION_TOKEN": "{}",
-    "AZURE_STORAGE_CONNECTION_STRING": "AccountName=a;AccountKey={}==;B=c",
-    "GITHUB_TOKEN": "ghp_{}",
-    "OPENAI_API_KEY": "sk-proj-{}",
-    "NPM_TOKEN": "npm_{}",
-    "MLFLOW_TRACKING_PASSWORD": "{}",
-    "MLFLOW_TRACKING_TOKEN": "{}",
-    "WAREHOUSE": "postgresql://me:{}@db.example/x",
-    "HOOK": "https://hooks.slack.com/services/T000/B000/{}",
-    "DEPLOY": "-----BEGIN PRIVATE KEY-----\n{}\n-----END PRIVATE KEY-----",
-    "PIP_INDEX_URL": "https://me:{}@pip.example/simple",
-    "TORCH_INDEX": "https://me:{}@torch.example/simple",
-    "HTTPS_PROXY": "http://me:{}@127.0.0.1:9",
-    "SYNTHESIS_KEY": "{}",
-    "ATHANOR_API_KEY": "{}",
-}
-# What lies in a home and in a checkout, and is nobody's business.
-PLANTED = {
-    "home/.netrc": "machine 127.0.0.1 login me password {}\n",
-    "home/.cache/huggingface/token": "hf_{}",
-    "home/.aws/credentials": "[default]\naws_access_key_id = AKIAX\naws_secret_access_key = {}\n",
-    "home/.config/pip/pip.conf": "[global]\nextra-index-url = https://me:{}@pip.example/simple\n",
-    "home/.git-credentials": "https://me:{}@git.example\n",
-    "home/.pypirc": "[pypi]\npassword = pypi-{}\n",
-    "home/.ssh/id_ed25519": "-----BEGIN OPENSSH PRIVATE KEY-----\n{}\n",
-    "home/.gitconfig": '[http]\n\textraheader = "AUTHORIZATION: Basic {}"\n[user]\n\tname = me\n\temail = me@localhost\n',
-    "checkout/.env": "API_TOKEN={}\n",
-    "checkout/server.key": "-----BEGIN PRIVATE KEY-----\n{}\n",
-    "checkout/machine.yaml": "# {}\nlaunch: {{args: [--env=API_TOKEN={}]}}\n",
-    "checkout/.dvc/config.local": "['remote \"store\"']\n    url = s3://bucket/x\n    secret_access_key = {}\n"
-    "['remote \"web\"']\n    url = https://me:{}@dvc.example/x\n    password = {}\n",
-    "checkout/.git/config": '[remote "origin"]\n\turl = https://me:{}@git.example/x.git\n',
-}
 
 
 @dataclass
@@ -109,7 +70,8 @@ class Planted:
 
 
 def environment(planted: Planted, folder: Path) -> dict[str, str]:
-    secret = {name: planted.new(name, shape) for name, shape in VARIABLES.items()}
+    shapes = VARIABLES | {f"ATHANOR_NOTE_{name.split()[0].upper()}": shape for name, shape in ADDRESSES.items()}
+    secret = {name: planted.new(name, shape) for name, shape in shapes.items()}
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("DVC_", "MLFLOW_", "ATHANOR_"))}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     places = {"HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp"), "PATH": path, "no_proxy": "127.0.0.1"}
@@ -233,6 +195,13 @@ def use(world: World, quick: bool) -> None:
     run("ship to nobody", "athanor", "ship", "--rebuild", status=1, MLFLOW_TRACKING_URI=address)
     run("ship", "athanor", "ship", "--rebuild")
     run("doctor", "athanor", "doctor", status=None)
+    for name, shape in ADDRESSES.items():
+        params = YAML().load(folder / f"{NAMES[0]}.yaml")
+        params["download"]["sources"][0]["license"] = f"see {new(f'licence with a {name}', shape)}"
+        YAML().dump(params, world.checkout / "params.yaml")
+        run(f"licence {name}", "athanor", "plan", status=2)
+        run(f"doctor {name}", "athanor", "doctor", status=None, MLFLOW_TRACKING_URI=new(f"store with a {name}", shape))
+    run("bundle", "athanor", "explain", "--bundle")
     (world.checkout / "params.yaml").write_text(presets.complete(ROOT / MICRO))
     if not quick:
         run("repro", "dvc", "repro")

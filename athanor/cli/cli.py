@@ -119,7 +119,9 @@ def main() -> int:
     try:
         return call(name, arguments)
     except AthanorError as error:
-        print(error, file=sys.stderr)
+        from athanor.runtime.redact import redact
+
+        print(redact(str(error)), file=sys.stderr)
         return 1
     except BrokenPipeError:  # the reader of a pipe left: nobody to tell, but the command may not be done
         sys.stderr.close()

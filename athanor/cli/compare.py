@@ -11,6 +11,7 @@ that the cache lacks are fetched from the DVC remote.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import re
@@ -28,11 +29,13 @@ from athanor.cli.render import fill_template
 from athanor.runtime import dvc_lock, dvc_view
 from athanor.runtime.facts import flatten, git
 from athanor.runtime.headlines import HEADLINES
+from athanor.runtime.redact import redact
 from athanor.runtime.store import delivery
 
 WORKSPACE = "workspace"
 TRACKED = ("params.yaml", dvc_lock.LOCK)
 CODE = ("athanor", "stages")
+CLEAN, BATTERY = "data/clean", "data/battery"
 METRICS, LEAVES = Path("metrics"), Path("metrics/runs")
 # A mapping with "stderr" holds its value under one of these names.
 VALUE_KEYS = ("bpb", "score", "rate", "loss", "difference")
@@ -55,6 +58,7 @@ class Side:
     metrics: dict[str, Any]
     leaves: dict[str, dict[str, Any]]
     lock: dict[str, Any]
+    held_out_rows: tuple[str, ...] = ()
 
 
 def resolve(root: Path, name: str) -> str:
@@ -104,7 +108,17 @@ def _read(root: Path, folder: Path, name: str, rev: str) -> Side:
         raise InputError("no results there", where=name, fix=fix if rev else "dvc repro, or dvc pull in a clone")
     metrics = {path.stem: facts for path, facts in found.items() if path.parent == METRICS}
     lock_stages = dvc_lock.stages(folder / dvc_lock.LOCK)
-    return Side(name, rev, read_yaml(folder / "params.yaml"), metrics, leaves, lock_stages)
+    rows = _held_out_rows(dvc_view.cache_folder(root), lock.get("data/sft", ""))
+    return Side(name, rev, read_yaml(folder / "params.yaml"), metrics, leaves, lock_stages, rows)
+
+
+def _held_out_rows(cache: Path, md5: str) -> tuple[str, ...]:
+    """A digest of the validation rows of data/sft, which stay when only the rows to train on change; none if unknown."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        listed = json.loads((cache / md5[:2] / md5[2:]).read_text(encoding="utf-8"))
+        if files := sorted((row["relpath"], row["md5"]) for row in listed if row["relpath"].startswith("val_")):
+            return (str(files),)
+    return ()
 
 
 def changed(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -126,7 +140,7 @@ def values_with_stderr(value: Any, prefix: str = "") -> Iterator[tuple[str, str,
 
 
 def measures(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A row for everything that both sides measured."""
+    """A row for everything that both sides measured, whatever they measured it on."""
     values_b = {name: values for name, _, *values in values_with_stderr(b)}
     return [
         compare_values(name, kind, *values_a, *values_b[name])
@@ -180,7 +194,7 @@ def warnings(a: Side, b: Side) -> list[str]:
         if behind := _behind(side.lock):
             what = "read what was made anew since: their numbers are of an earlier run"
             lines.append(f"{side.name}: {', '.join(behind)} {what}; run dvc repro")
-    for subject, path in (("bits per byte", "data/clean"), ("the battery", "data/battery")):
+    for subject, path in (("bits per byte", CLEAN), ("the battery", BATTERY)):
         if _inputs(a, path) != _inputs(b, path):
             lines.append(f"{subject}: measured on other held-out items ({path} differs)")
     if a.params.get("eval") != b.params.get("eval"):
@@ -212,6 +226,35 @@ def _behind(lock: Mapping[str, Any]) -> list[str]:
             if stage not in behind and any(was != now or maker in behind for maker, now, was in inputs):
                 behind.append(stage)
     return behind
+
+
+def judged(rows: list[dict[str, Any]], a: Side, b: Side) -> list[dict[str, Any]]:
+    """The rows, without a judgement where the two sides measured other held-out items, or none can tell that they did not."""
+    items = [_held_out(a), _held_out(b)]
+
+    def same(name: str) -> bool:
+        subject = next((beginning for beginning in items[0] if name.startswith(beginning)), "")
+        return not subject or bool(items[0][subject] & items[1][subject])
+
+    unknown = {"beyond_noise": None, "better": None}
+    return [{**row, **({} if (equal := same(row["name"])) else unknown), "same_items": equal} for row in rows]
+
+
+def _held_out(side: Side) -> dict[str, set[str]]:
+    """What each kind of measure was taken on: digests, of which one in common makes two sides comparable."""
+    text, battery = (set(map(str, _inputs(side, path).items())) for path in (CLEAN, BATTERY))
+    chosen = side.lock.get("eval", {}).get("params", {}).get("params.yaml", {}).get("eval", {})
+    sample = str([chosen.get(name) for name in ("bpb_max_bytes_per_source", "seed")])
+    stages = {
+        stage: {dep["path"]: dep.get("md5", "") for dep in row.get("deps", ())} for stage, row in side.lock.items()
+    }
+    shards, rows = stages.get("pretrain", {}).get("data/shards"), stages.get("sft", {}).get("data/sft")
+    return {
+        "eval.bpb.": {f"{item} {sample}" for item in text},
+        "eval.": {str(sorted(battery))} if battery else set(),
+        "pretrain.": text | {str(shards)} - {"None"},
+        "sft.": {str(rows), *side.held_out_rows} - {"None", ""},
+    }
 
 
 def _overlap(a: Path, b: Path) -> bool:
@@ -261,7 +304,7 @@ def compare(root: Path, left: str, right: str) -> dict[str, Any]:
         "b": {"name": b.name, "commit": b.rev},
         "params": changed(a.params, b.params),
         "code": code_differences(root, a, b),
-        "measures": measures(a.metrics, b.metrics),
+        "measures": judged(measures(a.metrics, b.metrics), a, b),
         "taught": [side.metrics.get("eval", {}).get("taught", {}) for side in (a, b)],
         "metrics": other_metrics(a, b),
         "warnings": warnings(a, b),
@@ -289,8 +332,8 @@ def run(args: argparse.Namespace) -> int:
         raise AthanorError("not inside a Git repository", where=str(root), fix="run it in the checkout")
     comparison = compare(root, args.a, args.b)
     if args.json:
-        sys.stdout.write(json.dumps(comparison, indent=2) + "\n")
+        sys.stdout.write(redact(json.dumps(comparison, indent=2)) + "\n")
         return 0
     first = first_rows(comparison["measures"])
-    sys.stdout.write(fill_template("compare.txt.j2", **comparison, first=first, all=args.all))
+    sys.stdout.write(redact(fill_template("compare.txt.j2", **comparison, first=first, all=args.all)))
     return 0

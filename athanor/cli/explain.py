@@ -29,7 +29,7 @@ from athanor.cli.live import LOG
 from athanor.runtime import facts, lifetime
 from athanor.runtime.journal import alive
 from athanor.runtime.machine import anchor
-from athanor.runtime.redact import redact, redact_params
+from athanor.runtime.redact import redact_params
 from athanor.troubles.trouble import Hit, search
 from athanor.troubles.world import World, here
 
@@ -135,11 +135,11 @@ def sections(root: Path, text: str, folder: Path | None) -> Iterator[tuple[str, 
     yield "machine", json.dumps({key: value for key, value in facts.hardware().items() if key != "host"}, indent=2)
     yield "driver", "\n".join(driver())
     steering = {name: value for name, value in sorted(os.environ.items()) if STEERING.match(name)}
-    yield "environment", "\n".join(f"{name}={value}" for name, value in redact_params(steering).items())
+    yield "environment", "\n".join(f"{name}={value}" for name, value in steering.items())
     packages = {f"{found.name}=={found.version}" for found in importlib.metadata.distributions()}
     yield "packages", "\n".join(sorted(packages, key=str.lower))
     for name in ("params.yaml", "machine.yaml"):
-        yield name, redact_params({name: tail(root / name)})[name]
+        yield name, re.sub(r"(?m)(?:^|\s)#.*$", "", tail(root / name))  # a comment may hold anything
     yield "commit", facts.git(root, "log", "-1", "--format=%H %cd")
     yield "changes", facts.git(root, "diff", "HEAD", "--", "*.py", "*.c", "*.yaml", "*.toml")[:DIFF_CHARS]
     if folder is not None:
@@ -168,7 +168,7 @@ def driver() -> Iterator[str]:
 
 def anonymous(text: str, root: Path) -> str:
     """The text without secrets, and without who and where this is."""
-    text = NOTIFIED.sub(r"\1 ***", redact(text)).replace(str(root), ".").replace(str(Path.home()), "~")
+    text = NOTIFIED.sub(r"\1 ***", redact_params({"": text})[""]).replace(str(root), ".").replace(str(Path.home()), "~")
     text = re.sub(r"/(?:home|Users)/[^/\s\"':]+", "~", text)
     for name, stands in ((platform.node(), "HOST"), (getpass.getuser(), "USER")):
         if len(name) > 2 and name != "root":

@@ -24,6 +24,7 @@ from athanor.base.errors import InputError
 from athanor.cli import corpus_gate, probe
 from athanor.cli.look import MOST_NAMED, Ending, kind_of, look, nothing_read, repeating, table, tell_unread
 from athanor.quality.language import ENGLISH, OTHERS
+from athanor.runtime import untracked
 from athanor.runtime.dvc_view import edited_yaml
 from athanor.runtime.schema import check_file
 from athanor.sizing.optimiser import MAX_WARMUP, derive, half_life
@@ -198,6 +199,8 @@ def run(args: argparse.Namespace) -> int:
         "The model is pretrained on this text. What it answers it learns from conversations (instruct.sources), and none"
     )
     print("of them is about this text: docs/own-data.md, 'Answers about your text', says how to add some.")
+    if reminder := untracked.reminder(folder):
+        print(reminder)
     return 0
 
 

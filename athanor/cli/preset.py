@@ -13,6 +13,7 @@ from pathlib import Path
 
 from athanor.base.artifacts import write_text
 from athanor.base.errors import ParamsError, suggest
+from athanor.base.strict import read_yaml
 from athanor.runtime import presets
 from athanor.runtime.facts import git
 from athanor.runtime.schema import check_values
@@ -27,8 +28,11 @@ def _has_unsaved_edits(known: list[str]) -> bool:
     head = git(Path.cwd(), "rev-parse", "-q", "--verify", "HEAD")
     if head and not git(Path.cwd(), "status", "--porcelain", "--", PARAMS.as_posix()):
         return False
-    text = PARAMS.read_text(encoding="utf-8")
-    return all(text != presets.complete(FOLDER / f"{name}.yaml") for name in known)
+    try:
+        values = read_yaml(PARAMS)
+    except ParamsError:
+        return True
+    return all(values != presets.values(FOLDER / f"{name}.yaml") for name in known)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -57,8 +61,10 @@ def run(args: argparse.Namespace) -> int:
         return 0
     check_values(presets.values(path))
     if not args.force and _has_unsaved_edits(known):
-        fix = f"commit it, or throw them away: athanor preset use {name} --force"
-        raise ParamsError("it has edits that are not committed", where="params.yaml", fix=fix)
+        committed = git(Path.cwd(), "rev-parse", "-q", "--verify", "HEAD")
+        keep = "commit it" if committed else "keep it as a preset: cp params.yaml presets/mine.yaml"
+        fix = f"{keep}; or throw them away: athanor preset use {name} --force"
+        raise ParamsError("it has edits that no commit and no preset has", where="params.yaml", fix=fix)
     write_text(PARAMS, presets.complete(path))
     print(f"params.yaml is now the preset {name}; git diff shows what changed, dvc repro builds it")
     return 0

@@ -31,6 +31,7 @@ from athanor.runtime.machine import anchor
 from athanor.runtime.overview import NOTE
 from athanor.runtime.redact import redact
 from athanor.runtime.store import EXPERIMENT
+from athanor.runtime.store_check import trouble
 from athanor.serving.discover import FACTS_FILE, TORCH, AvailableModel, discover, materialise
 from athanor.serving.experiments import EXPORT, HF_DIR, WEIGHTS_OF
 
@@ -55,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
     model = _model(root, args.export)
     folder = Path(model.path)
     digest = sha256_file(folder / FACTS_FILE)  # it has the hash of each file beside it
+    if why := trouble(root):
+        raise why
     ship.wait(root, 60.0)
     uri = ship.tracking_uri(root)
     os.environ |= {"HF_HUB_OFFLINE": "1"}

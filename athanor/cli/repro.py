@@ -38,6 +38,7 @@ from athanor.runtime.notify import DONE, FAILED, notify
 from athanor.runtime.progress import duration
 from athanor.runtime.run import PARAMS
 from athanor.runtime.schema import FOREIGN_STAGES, check_file
+from athanor.runtime.store_check import trouble
 from athanor.runtime.terminal import say
 from athanor.training.sft_params import SCRATCH
 
@@ -72,6 +73,8 @@ def main() -> int:
         check_corpus(built)
     foreign = base != SCRATCH
     stages = ("download", *FOREIGN_STAGES) if foreign else None
+    if why := trouble(root):
+        say(f"{why}. The training goes on without it")
     since_ms, runs_before = int(time.time() * 1000), summary.runs(root, stages)
     signals: list[int] = []
     call = live.command_runner(root, arguments, stages or Graph(root).stages, signals)

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from athanor.base.errors import InputError
 from athanor.runtime import ship
@@ -20,6 +21,14 @@ from athanor.runtime.machine import anchor
 from athanor.runtime.overview import VIEW
 from athanor.runtime.redact import redact
 from athanor.runtime.store import EXPERIMENT
+from athanor.runtime.store_check import in_one_line, trouble
+
+if TYPE_CHECKING:
+    from mlflow.entities import Experiment
+
+
+# The address holds for one page. MLflow has no setting for others; what is chosen there, the browser keeps.
+LAYOUT = "Once in a browser: choose 'Model training' at the top left, and close the assistant at the right"
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -31,19 +40,19 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     root = anchor()
+    if why := trouble(root):
+        raise why
     ship.wait(root, 60.0)
     uri = ship.tracking_uri(root)
     if uri.startswith("sqlite:///") and not os.path.exists(uri.removeprefix("sqlite:///")):
         print("there are no runs yet: make repro first", file=sys.stderr)
         return 1
-    from mlflow.tracking import MlflowClient
-
-    experiment = MlflowClient(tracking_uri=uri).get_experiment_by_name(EXPERIMENT)
+    experiment = _experiment(uri)
     # Without the query the UI opens in its GenAI mode, which hides these runs, and without columns that tell them apart.
     query = f"workflowType=machine_learning&viewStateShareKey={VIEW}"
     fragment = f"#/experiments/{experiment.experiment_id}/runs?{query}" if experiment else ""
     if uri.startswith("http"):
-        print(f"open {redact(uri).rstrip('/')}/{fragment}")
+        print(f"open {redact(uri).rstrip('/')}/{fragment}\n{LAYOUT}")
         return 0
     mlflow_settings = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
     # Not as an argument, which every user of the machine can read.
@@ -59,12 +68,25 @@ def run(args: argparse.Namespace) -> int:
     server = subprocess.Popen(command, env=environment, cwd=root, start_new_session=True)
     try:
         if _wait_until_listening(server, args.port):
-            print(f"open http://127.0.0.1:{args.port}/{fragment}\n(Ctrl-C stops the server)", flush=True)
+            print(f"open http://127.0.0.1:{args.port}/{fragment}\n{LAYOUT}\n(Ctrl-C stops the server)", flush=True)
         return server.wait()
     except KeyboardInterrupt:
         os.killpg(server.pid, signal.SIGTERM)
         server.wait()
         return 0
+
+
+def _experiment(uri: str) -> Experiment | None:
+    from mlflow.tracking import MlflowClient
+
+    for name, value in {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}.items():
+        os.environ.setdefault(name, value)
+    try:
+        return MlflowClient(tracking_uri=uri).get_experiment_by_name(EXPERIMENT)
+    except Exception as error:  # of MLflow, of SQLAlchemy, of a driver
+        raise InputError(
+            f"MLflow cannot use it: {in_one_line(error)}", where=redact(uri), fix="athanor doctor"
+        ) from None
 
 
 def _wait_until_listening(server: subprocess.Popen[bytes], port: int) -> bool:

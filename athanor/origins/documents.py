@@ -70,8 +70,12 @@ class Text:
                 row |= {"license": kept["license"], "about": about}
         return facts
 
-    def part(self, number: int, offset: int) -> str:
-        return ""
+    def part(self, number: int, offset: int) -> tuple[str, str]:
+        return "", ""
+
+    def copies(self, numbers: Collection[int]) -> int:
+        """How often the data has these documents."""
+        return len(numbers)
 
     def steps(self, numbers: Iterable[int], offset: int, tokens: int) -> list[int] | None:
         """The steps that learned `tokens` tokens from `offset` of these documents on; None where it is not known."""
@@ -125,7 +129,7 @@ class Conversations:
         return self._rows.conversation(number)[0]
 
     def describe(self, numbers: Collection[int]) -> dict[int, Facts]:
-        """As of a document: the id is the entry's number, what it is about the first question."""
+        """As of a document: the id is the entry's number."""
         facts = {}
         for number in numbers:
             source, turns = self._rows.source(number), self.turns(number)
@@ -136,15 +140,21 @@ class Conversations:
                 "id": str(number),
                 "source": source,
                 "license": ", ".join(sorted(licences)),
-                "about": turns[0][0] if turns else "",
+                "about": "",
             }
         return facts
 
-    def part(self, number: int, offset: int) -> str:
-        """Whether a place is in a question or in an answer; "" in a piece of text."""
+    def part(self, number: int, offset: int) -> tuple[str, str]:
+        """The part of its turn that a place is in, question or answer, and the turn's question; "" in a piece of text."""
         if self._rows.is_text(number):
-            return ""
-        return "answer" if self._rows.conversation(number)[1][offset] else "question"
+            return "", ""
+        ids, supervised = self._rows.conversation(number)
+        turn = max(int((ids[: offset + 1] == self.tokenizer.user).sum()), 1) - 1
+        return "answer" if supervised[offset] else "question", self.turns(number)[turn][0]
+
+    def copies(self, numbers: Collection[int]) -> int:
+        """As of text: a repeated conversation is an entry of several rows."""
+        return len(self.rows_of(numbers))
 
     def steps(self, numbers: Iterable[int], offset: int, tokens: int) -> list[int] | None:
         """As of text; up to the step whose weights were kept."""

@@ -40,7 +40,7 @@ class Place:
     """A document or conversation that holds a span.
 
     kind: document, conversation, or text in fine-tuning. id: of the text in data/clean, or the entry's number.
-    about: its meta, or the first question. part: of a conversation, question or answer. copies: how often the data has
+    about: its meta, or the question of the turn. part: of that turn, question or answer. copies: how often the data has
     it. steps: those that learned the span from it; None where that is not known.
     """
 
@@ -212,7 +212,7 @@ class Tracer:
         shown = []
         for number in range(len(self._data)):
             here = [seen for seen in documents if seen.data == number]
-            shown += sorted(here, key=lambda seen: (self._part(seen) == "question", seen.place))[:most]
+            shown += sorted(here, key=lambda seen: (self._part(seen)[0] == "question", seen.place))[:most]
         return shown
 
     def _copies(self, seen: Seen) -> list[int]:
@@ -221,7 +221,7 @@ class Tracer:
     def _offset(self, seen: Seen) -> int:
         return seen.place - int(self._indexes[seen.data].starts[self._document(seen)])
 
-    def _part(self, seen: Seen) -> str:
+    def _part(self, seen: Seen) -> tuple[str, str]:
         data = self._data[seen.data]
         return data.part(self._copies(seen)[0], self._offset(seen) + seen.tokens // 2)
 
@@ -235,8 +235,10 @@ class Tracer:
 
     def _place(self, seen: Seen, facts: dict[tuple[int, int], Facts]) -> Place:
         copies = self._copies(seen)
-        steps = self._data[seen.data].steps(copies, self._offset(seen), seen.tokens)
-        return Place(**facts[seen.data, copies[0]], part=self._part(seen), copies=len(copies), steps=steps)
+        data, (part, question) = self._data[seen.data], self._part(seen)
+        steps = data.steps(copies, self._offset(seen), seen.tokens)
+        described = facts[seen.data, copies[0]] | ({"about": question} if part else {})
+        return Place(**described, part=part, copies=data.copies(copies), steps=steps)
 
 
 def _pieces(query: Query, ranges: list[Range]) -> list[tuple[str, int | None]]:

@@ -34,10 +34,10 @@ PACKAGES = ("torch", "numpy", "dvc", "mlflow", "sentencepiece", "pyarrow", "data
 def git(root: Path, *args: str) -> str:
     """Output of a Git command, or "" outside a repository."""
     try:
-        process = subprocess.run(["git", "-C", str(root), *args], capture_output=True, text=True, timeout=20)
+        process = subprocess.run(["git", "-C", str(root), *args], capture_output=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return process.stdout.strip() if process.returncode == 0 else ""
+    return os.fsdecode(process.stdout).strip() if process.returncode == 0 else ""
 
 
 def provenance(root: Path, params: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from athanor.base.artifacts import read_json
 from athanor.base.errors import AthanorError, InputError, Interrupted, ParamsError
-from athanor.runtime import facts, launch
+from athanor.runtime import facts, launch, sharing, untracked
 from athanor.runtime.journal import finished
 from athanor.runtime.lifetime import MEMORY_FIX, at_work, record_death, refused
 from athanor.runtime.machine import anchor, machine
@@ -101,7 +101,7 @@ def _already_done(stage: str, module: str) -> bool:
 def execute(stage: str, body: Callable[[Run], None]) -> int:
     from athanor.runtime.schema import check_file, check_stage, memory_notes
 
-    run = None
+    run, missing = None, list[str]()
     sys.excepthook = excepthook
     try:
         sections = check_file(PARAMS)
@@ -111,7 +111,9 @@ def execute(stage: str, body: Callable[[Run], None]) -> int:
             signal.signal(number, run.on_signal)
         launch.register()
         run.begin()
-        for text in memory_notes(sections) if stage == "download" else ():
+        missing = untracked.missed(run.root, run.anchor, stage)
+        notes = memory_notes(sections) if stage == "download" else []
+        for text in filter(None, [*notes, untracked.said(missing), sharing.warning(run.root, run.anchor)]):
             run.note(text)
         _ship()
         body(run)
@@ -121,7 +123,7 @@ def execute(stage: str, body: Callable[[Run], None]) -> int:
     except Interrupted as error:
         return _report(run, stage, "KILLED", run.why(error) if run else str(error), 75)
     except AthanorError as error:
-        return _report(run, stage, "FAILED", f"{error}{_restore_hint(error)}", 1)
+        return _report(run, stage, "FAILED", f"{untracked.explained(error, missing)}{_restore_hint(error)}", 1)
     except OSError as error:
         disk_error = in_words(error)
         code = _report(run, stage, "FAILED", disk_error or repr(error), 1)

@@ -2,7 +2,9 @@
 
 `redact` replaces by `***`
 
-- the user part of a URL (`scheme://user:password@host`, `scheme://token@host`);
+- the user part of an address (`scheme://user:password@host`, `scheme://token@host`, `user:password@host/path`);
+- opaque parts of an address's path and fragment: long mixtures of letters and digits. A commit's or a file's digest is
+  none where the part before it says so (`/resolve/`, `sha256:`), and a UUID only after a word such as `webhook`;
 - the values of query parameters whose name ends in token, key, secret, sig, ...;
 - well-known shapes of tokens and keys, `Bearer ...` and `password=...`;
 - the values of environment variables whose name says that they are secret,
@@ -31,13 +33,49 @@ SECRET_NAME = re.compile(r"TOKEN(?!IZ)|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_?K
 COUNT_NAME = re.compile(r"TOKENS(_|$)", re.I)  # MAX_TOKENS and its like hold numbers
 # Every run that can begin at many places is bounded, or a long text without a secret would take quadratic time.
 URL_USER = re.compile(r"(?P<keep>\b[a-z][a-z0-9+.\-]{0,31}://)[^\s/?#\"'<>]+@", re.I)
-URL_PASSWORD = re.compile(r"\b[a-z][a-z0-9+.\-]{0,31}://[^\s/?#:@]*:(?P<password>[^\s/?#]+)@", re.I)
+SCHEME = r"\b[a-z][a-z0-9+.\-]{0,31}://"
+HOST = r"(?:localhost|(?:\d{1,3}\.){3}\d{1,3}|(?:[a-z0-9\-]{1,63}\.){1,8}[a-z]{2,24})"
+NO_PORT = r"(?!\d{1,5}(?![^\s/?#\"'<>,;)\]}]))"  # `host:5000/a@b` holds no password
+# A variable that is an address as a whole: its password may hold what no address may.
+URL_PASSWORD = re.compile(
+    rf"\s*(?:{SCHEME}[^/?#:@]*:{NO_PORT}(?P<any>.+)|[^\s/?#:@]+:{NO_PORT}(?!//)(?P<bare>\S+))@(?!sha\d)[^@]*",
+    re.I | re.S,
+)
+# In a text: a password with `/`, `?`, `#` or spaces, and a login without a scheme.
+URL_LOGIN = re.compile(
+    rf"(?P<keep>{SCHEME})[^\s/?#:@\"'<>]{{0,64}}:{NO_PORT}(?:(?:(?!://)[^\s\"'<>]){{1,128}}"
+    rf"|(?:(?:(?!://)[^\s@\"'<>]){{1,64}}[ ]){{1,8}}(?:(?!://)[^\s@\"'<>]){{0,64}}(?=@(?:{HOST}|[\w\-]{{1,63}}[:/])))@",
+    re.I,
+)
+BARE_LOGIN = re.compile(
+    rf"(?P<keep>(?<![\w/@.:+\-]))(?!mailto:)[\w.+%\-]{{1,64}}:{NO_PORT}(?!//)[^\s@\"'<>]{{3,128}}@"
+    rf"(?!sha\d)(?:(?=(?:{HOST}|[a-z][\w\-]{{0,62}})[:/])|(?<=\d@)(?={HOST})|(?=localhost|(?:\d{{1,3}}\.){{3}}\d))",
+    re.I,
+)
+LOCATED = re.compile(
+    rf"(?P<host>{SCHEME}[^\s/?#\"'<>]{{0,256}}|(?<![\w/@.\-]){HOST}(?::\d{{1,5}})?(?=/))"
+    r"(?P<path>[^\s?#\"'<>]{0,2000})(?P<query>(?:\?[^\s#\"'<>]{0,2000})?)(?P<fragment>(?:\#[^\s\"'<>]{0,2000})?)",
+    re.I,
+)
+PIECE = re.compile(r"[\w~%+\-]{16,}={0,2}", re.A)
+UUID = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}", re.I)
+TURN = re.compile(r"(?<=[a-z])(?=[A-Z0-9])|(?<=[A-Z])(?=[0-9])|(?<=[0-9])(?=[A-Za-z])")
+WORDS = re.compile(r"[A-Z]?[a-z]{3,}")
+SHARD = re.compile(r"\w+-\d+-of-\d+-[0-9a-f]{16}")  # as the hub's library names files
+NUMBERS = re.compile(r"[0-9]+")
+DIGEST = re.compile(r"[0-9a-f]{16,64}")
+PUBLIC = re.compile(
+    r"(?:/(?:blobs?|tree|raw|resolve|blame|commits?|archive|rev|info|hash|runs|zip|tar\.gz|sha\d+|md5|[0-9a-f]{2,3})/|@|sha\d+:|"
+    r"\.githubusercontent\.com/.*/)$",
+    re.I,
+)
+CAPABILITY = re.compile(r"hook|token|secret|key|auth|invite|share", re.I)
+AFTER_NAME = re.compile(r"/(?:token|secret|api[_\-]?key|password)/$", re.I)
 QUERY = re.compile(
     r"(?P<keep>[?&;#][\w.\-%]{0,64}(?:token|key|keyid|secret|passw(?:or)?d|pwd|signature|sig|credentials?|auth)=)"
     r"[^&;#\s\"'<>]+",
     re.I,
 )
-ADDRESS = re.compile(r"(?P<keep>\bhttps?://[^\s?#\"'<>]{1,2000}\?)[^\s\"'<>]+", re.I)
 NAMED_SECRET = re.compile(
     r"(?P<keep>(?:password|passwd|secret|(?:api|access|account)[_\-]?key|"
     r"(?:auth|access|refresh|hf|api)[_\-]?token)[\"']?\s{0,16}[=:]\s{0,16}[\"']?)[^\s\"',;&<>]{6,}",
@@ -77,18 +115,51 @@ def redact_params(values: Mapping[str, Any]) -> dict[str, Any]:
     """As `redact`, and without the query of any address: that of a source may be a secret of any name."""
     clean = redact(dict(values))
     return {
-        key: ADDRESS.sub(rf"\g<keep>{MASK}", value) if isinstance(value, str) else value for key, value in clean.items()
+        key: LOCATED.sub(_without_query, value) if isinstance(value, str) else value for key, value in clean.items()
     }
+
+
+def _without_query(address: re.Match[str]) -> str:
+    host, path, query, fragment = address.group("host", "path", "query", "fragment")
+    return host + path + (f"?{MASK}" if len(query) > 1 else query) + (f"#{MASK}" if "=" in fragment else fragment)
+
+
+def _without_opaque(address: re.Match[str]) -> str:
+    host, path, query, fragment = address.group("host", "path", "query", "fragment")
+    return host + _masked(path, host) + query + _masked(fragment, host)
+
+
+def _masked(text: str, host: str) -> str:
+    return PIECE.sub(lambda piece: MASK if _opaque(piece[0], host + text[: piece.start()]) else piece[0], text)
+
+
+def _opaque(piece: str, before: str) -> bool:
+    """Whether a piece of an address is no name: its letters, capitals and digits alternate as in random text."""
+    if UUID.search(piece):
+        return bool(CAPABILITY.search(before))
+    if SHARD.fullmatch(piece) or DIGEST.fullmatch(piece) and PUBLIC.search(before):
+        return False
+    if AFTER_NAME.search(before) and piece.isalnum():
+        return True
+    turns = len(TURN.findall(piece))
+    for part in re.findall(r"(?=[0-9]*[A-Za-z])(?=[A-Za-z]*[0-9])[A-Za-z0-9]{8,}", piece):
+        own = len(TURN.findall(part))
+        named = sum(map(len, WORDS.findall(part))) >= 0.6 * len(part) and len(NUMBERS.findall(part)) < 3
+        if len(part) >= 16 and (re.fullmatch(r"(?i)[0-9a-f]+", part) or (own >= 4 and not named)):
+            return True
+        if len(piece) >= 20 and own >= 3 and not named and turns >= max(5, 0.2 * len(piece)):
+            return True
+    return False
 
 
 def _redact(value: Any, secrets: re.Pattern[str] | None) -> Any:
     if isinstance(value, str):
         if secrets is not None:
             value = secrets.sub(MASK, value)
-        for pattern in (URL_USER, QUERY, HEADER, COOKIE, NAMED_SECRET):
-            tail = "@" if pattern is URL_USER else ""
+        for pattern in (URL_LOGIN, URL_USER, BARE_LOGIN, QUERY, HEADER, COOKIE, NAMED_SECRET):
+            tail = "@" if pattern in (URL_LOGIN, URL_USER, BARE_LOGIN) else ""
             value = pattern.sub(rf"\g<keep>{MASK}{tail}", value)
-        return SHAPES.sub(MASK, value)
+        return LOCATED.sub(_without_opaque, SHAPES.sub(MASK, value))
     if isinstance(value, Mapping):
         return {key: _redact(item, secrets) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -102,7 +173,8 @@ def _secrets() -> re.Pattern[str] | None:
     for name, value in os.environ.items():
         if SECRET_NAME.search(name) and not (COUNT_NAME.search(name) and value.isdigit()):
             values.add(value.strip())
-        values |= {match["password"] for match in URL_PASSWORD.finditer(value)}
+        if match := URL_PASSWORD.fullmatch(value):
+            values.add(match["any"] or match["bare"])
     values |= {unquote(value) for value in values}
     return _pattern(frozenset(value for value in values if len(value) >= MIN_CHARS))
 

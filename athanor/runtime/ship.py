@@ -28,7 +28,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,7 +38,9 @@ from athanor.runtime import redact
 from athanor.runtime.journal import alive
 from athanor.runtime.locks import try_lock
 from athanor.runtime.machine import step_back
+from athanor.runtime.pulse import Pulse
 from athanor.runtime.store import StoreReplaced, delivery, identity, tracking_uri
+from athanor.runtime.store_check import in_one_line, trouble
 from athanor.runtime.terminal import in_words, say
 
 if TYPE_CHECKING:
@@ -47,15 +49,11 @@ if TYPE_CHECKING:
 IDLE_SECONDS = 6.0
 POLL_SECONDS = 1.0
 LIVE_SECONDS = 5.0  # between deliveries of a run that still writes: each costs the training a little
-GIVE_UP_SECONDS = 60.0
+GIVE_UP_SECONDS = 30.0
+STUCK_SECONDS = 120.0  # without a live run and without a step ahead: a store that hangs, a machine without a free core
 LOCK_SECONDS = 60.0
+ASK_SECONDS = 3.0  # between looks at a store that one waits for
 JOURNAL_KEPT = "the journal is kept, and this shipper, the next stage's or `athanor ship` delivers it"
-SQL_NOISE = (
-    "[SQL:",
-    "[parameters:",
-    "(Background on",
-    "(raised as a result",
-)  # lines of SQLAlchemy beside what happened
 
 
 def start_detached(root: Path) -> None:
@@ -124,11 +122,11 @@ def unshipped(root: Path) -> list[Path]:
     ]
 
 
-def ship_all(root: Path) -> set[Path] | None:
+def ship_all(root: Path, beat: Callable[[], None] = lambda: None) -> set[Path] | None:
     """Ship until every journal is delivered and no stage has written for a while.
 
     Returns the runs that cannot be shipped, or None when the store did not
-    answer. A run whose process died without closing its journal (SIGKILL,
+    answer; calls `beat` with each step ahead. A run whose process died without closing its journal (SIGKILL,
     power loss) is shipped as KILLED; resuming its slot opens it again.
     """
     tracker: Tracker | None = None
@@ -145,9 +143,11 @@ def ship_all(root: Path) -> set[Path] | None:
                 undelivered += [
                     folder for folder in run_folders(root) if tracker.lacks(folder) and folder not in undelivered
                 ]
+            beat()
             if tracker is not None:
                 ship_live = time.monotonic() >= next_live_delivery
-                _ship_each(tracker, [folder for folder in undelivered if ship_live or folder not in live], live, retry)
+                chosen = [folder for folder in undelivered if ship_live or folder not in live]
+                _ship_each(tracker, chosen, live, retry, beat)
                 next_live_delivery = time.monotonic() + LIVE_SECONDS if ship_live else next_live_delivery
             failures, last_success = 0, time.monotonic()
         except Exception as error:  # any tracking failure: the journal keeps everything, try again
@@ -161,7 +161,7 @@ def ship_all(root: Path) -> set[Path] | None:
                     if disk
                     else f"the tracking store {redact.redact(tracking_uri(root))} is not reachable"
                 )
-                say(f"{what}; {JOURNAL_KEPT}: {_summary(error)}")
+                say(f"{what}; {JOURNAL_KEPT}: {in_one_line(error)}")
             tracker, last_work = None, time.monotonic()
             if last_work - last_success >= GIVE_UP_SECONDS and not live:
                 return None
@@ -179,7 +179,11 @@ def _connect(root: Path) -> Tracker:
 
 
 def _ship_each(
-    tracker: Tracker, folders: Iterable[Path], live: Collection[Path], retry: dict[Path, tuple[int, float]]
+    tracker: Tracker,
+    folders: Iterable[Path],
+    live: Collection[Path],
+    retry: dict[Path, tuple[int, float]],
+    beat: Callable[[], None] = lambda: None,
 ) -> None:
     """Ship every run; one that cannot be shipped (deleted by the user, a broken file) does not hold up the others."""
     tracker.check()
@@ -190,11 +194,12 @@ def _ship_each(
         try:
             tracker.ship(folder, live=folder in live)
             retry.pop(folder, None)
+            beat()
         except Exception as error:
             tracker.check()
             if not tracker.explained(folder):
                 retry[folder] = failures + 1, time.monotonic() + 2.0**failures
-                say(f"{folder.name} is not shipped to {tracker.name}; {JOURNAL_KEPT}: {_summary(error)}")
+                say(f"{folder.name} is not shipped to {tracker.name}; {JOURNAL_KEPT}: {in_one_line(error)}")
 
 
 def _alive(folder: Path) -> bool:
@@ -202,14 +207,6 @@ def _alive(folder: Path) -> bool:
         return alive(folder)
     except AthanorError:  # an unreadable meta.json: reported when the run is shipped
         return False
-
-
-def _summary(error: Exception) -> str:
-    """What happened, in one line; MLflow hands on SQLAlchemy's errors with their statements."""
-    if message := str(error) if isinstance(error, AthanorError) else isinstance(error, OSError) and in_words(error):
-        return redact.redact(message)
-    lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith(SQL_NOISE)]
-    return redact.redact(": ".join([type(error).__name__, *lines[:1]]))
 
 
 @contextlib.contextmanager
@@ -263,22 +260,34 @@ def _rebuild(root: Path) -> int:
         tracker.forget(folder.name for folder in folders)
         _ship_each(tracker, folders, {folder for folder in folders if _alive(folder)}, retry)
     except Exception as error:
-        what = f"the tracking store failed: {_summary(error)}"
+        what = f"the tracking store failed: {in_one_line(error)}"
         raise AthanorError(what, where=name, fix="see that it runs, then use ship --rebuild again") from error
     print(f"{len(folders) - len(retry)} of {len(folders)} runs are in {name}")
     return len(retry)
 
 
 def wait(root: Path, seconds: float) -> int:
-    """Wait until closed runs are shipped; returns the number that is not. Nothing to wait for with tracking off."""
+    """Wait until closed runs are shipped; returns the number that is not. Nothing to wait for with tracking off.
+
+    A store in which something is wrong is not waited for, but for a moment in which it may start.
+    """
     if os.environ.get("ATHANOR_TRACKING") == "off":
         return 0
-    deadline = time.monotonic() + seconds
+    started = asked = time.monotonic()
+    said = False
     while True:
         unshipped_runs = [folder for folder in unshipped(root) if (folder / "end.json").is_file()]
-        if not unshipped_runs or time.monotonic() > deadline:
+        now = time.monotonic()
+        if not unshipped_runs or now > started + seconds:
             return len(unshipped_runs)
         start_detached(root)
+        if now > asked + ASK_SECONDS:
+            if why := trouble(root):
+                say(f"{why}")
+                return len(unshipped_runs)
+            if not said:
+                say(f"{len(unshipped_runs)} runs are on their way to MLflow; waiting for at most {seconds:.0f} s")
+            asked, said = time.monotonic(), True
         time.sleep(0.3)
 
 
@@ -305,7 +314,7 @@ def main() -> int:
             print(error, file=sys.stderr)
             return 1
         except OSError as error:
-            say(f"nothing is shipped; {JOURNAL_KEPT}: {_summary(error)}")
+            say(f"nothing is shipped; {JOURNAL_KEPT}: {in_one_line(error)}")
             return 1
 
 
@@ -326,7 +335,8 @@ def _serve(root: Path) -> int:
                 return 0
             (root / ".athanor" / "ship.lock").write_text(f"{os.getpid()}\n")
             try:
-                unshippable = ship_all(root)
+                with Pulse(STUCK_SECONDS, lambda: any(_alive(folder) for folder in run_folders(root))) as pulse:
+                    unshippable = ship_all(root, pulse.beat)
             except StoreReplaced:
                 os.execv(sys.executable, [sys.executable, "-m", "athanor.runtime.ship", "--root", str(root)])
         # A stage that ended between the last look and the release of the lock started no shipper.

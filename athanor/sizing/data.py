@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from athanor.base.artifacts import read_json
+from athanor.base.errors import InputError
 from athanor.sizing.laws import PYTHON, WEB, LossLaw
+from athanor.sources import messages
 from athanor.sources.params import FilesSource, HuggingFaceSource, PythonSource
 from athanor.text import globs
 
 PYTHON_TOKENS, BYTES_PER_TOKEN = 2_500_000, 3.5  # of the standard library, with 4,096 ids
 PROSE_BYTES_PER_TOKEN = 4.3
-MADE_TOKENS, WRITTEN_TOKENS = 47, 350  # of a conversation: an exercise of ours; one of a person or a large model
-PACKED = 0.96  # of the rows are tokens of conversations
+MADE_TOKENS, WRITTEN_TOKENS = 35, 350  # of a conversation: an exercise of ours; one of a person or a large model
+# Of a smaller vocabulary more: by the micro build (1,024 ids) and the default's (4,096).
+MADE_VOCABULARY, VOCABULARY_EXPONENT = 4096, -0.27
+IDENTITY_ROWS = 102  # of each repeat of the source identity
+DOCSTRINGS_FOUND = 0.9  # of the rows that its maxima allow
+TEMPLATE_TOKENS = 5  # of a question with its answer
+SUPERVISED = 0.42  # of the tokens of conversations
+PACKED = 0.985  # of the rows are tokens
+
+
+LOOK_BYTES = 4_000_000  # of conversations of one's own that are read
 
 
 @dataclass(frozen=True)
@@ -87,14 +99,45 @@ def _conversations(root: Path, built: Mapping[str, Any]) -> int:
     return conversation_tokens(built)
 
 
-def conversation_tokens(built: Mapping[str, Any]) -> int:
-    """The same from params.yaml alone, about."""
+def conversation_tokens(built: Mapping[str, Any], counted: Mapping[str, int] | None = None) -> int:
+    """The same from params.yaml and files of one's own alone: within some percent of the micro and the default build.
+
+    `counted`: rows of sources that are files, where they were other files.
+    """
+    vocabulary = built["model"].vocab_size or built["tokenizer"].vocab_size
+    longer = (vocabulary / MADE_VOCABULARY) ** VOCABULARY_EXPONENT
+    sources = [(source, *_rows(source, built, longer)) for source in built["instruct"].sources]
+    sources = [
+        (source, (counted or {}).get(source.name, rows) if getattr(source, "files", None) else rows, each)
+        for source, rows, each in sources
+    ]
+    mean = sum(rows * each for _, rows, each in sources) / max(sum(rows for _, rows, _ in sources), 1)
     tokens = 0.0
-    for source in built["instruct"].sources:
-        if source.type == "exercises":
-            tokens += MADE_TOKENS * (sum(source.categories.values()) + source.multi_turn_rows)
-        elif source.type == "messages":
-            tokens += min(WRITTEN_TOKENS, built["model"].context_tokens) * (source.max_rows or 10_000)
-        else:
-            tokens += MADE_TOKENS * source.min_rows
-    return int(tokens / PACKED / (1 - built["sft_data"].replay_share / 4))
+    for source, rows, each in sources:
+        use = built["sft_data"].sources.get(source.name)
+        if use is not None and use.repeats:  # a follow-up comes after another conversation
+            tokens += rows * (each * (use.repeats + use.follow_ups) + mean * use.follow_ups)
+    share = built["sft_data"].replay_share
+    return int(tokens * (1 + SUPERVISED * share / (1 - share)) / PACKED)
+
+
+def _rows(source: Any, built: Mapping[str, Any], longer: float) -> tuple[float, float]:
+    """Conversations of a source, and the tokens of one."""
+    if source.type == "exercises":
+        return sum(source.categories.values()) + source.multi_turn_rows, MADE_TOKENS * longer
+    if source.type == "docstrings":
+        return max(DOCSTRINGS_FOUND * sum(source.max_rows.values()), source.min_rows), MADE_TOKENS * longer
+    if source.type == "identity":
+        return IDENTITY_ROWS * source.repeats, MADE_TOKENS * longer
+    if source.files:
+        with contextlib.suppress(InputError):  # told by the stage
+            files = [path for _, path in messages.find(source)]
+            if sum(path.stat().st_size for path in files) <= LOOK_BYTES:
+                texts = [[message.content for message in row.messages] for row in messages.conversations(source, 1.0)]
+                size = sum(len(text.encode()) for row in texts for text in row)
+                pairs = sum(len(row) for row in texts) / 2
+                tokens = size / BYTES_PER_TOKEN * longer + TEMPLATE_TOKENS * pairs
+                return len(texts), min(tokens / max(len(texts), 1), built["model"].context_tokens)
+    return (source.max_rows or 10_000) * (2 if source.as_typed else 1), min(
+        WRITTEN_TOKENS, built["model"].context_tokens
+    )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from athanor.base.artifacts import write_text
-from athanor.cli.compare import _behind, compare_values
+from athanor.cli.compare import Side, _behind, _held_out_rows, compare_values, judged
 from tests.e2e.clone import Clone, commit
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -179,13 +179,49 @@ def test_other_held_out_items_and_another_way_of_measuring_are_said(repo):
         (repo.path / "data/battery/items.jsonl").write_text("other questions")
         (repo.path / "params.yaml").write_text(PARAMS.replace("seed: 1", "seed: 2"))
         repo.dvc("repro", "-q")
-        said = facts(repo)["warnings"]
-        assert said == [
+        found = facts(repo)
+        assert found["warnings"] == [
             "the battery: measured on other held-out items (data/battery differs)",
             "the section eval differs: part of the difference is the way of measuring",
         ]
+        judged = {row["name"]: (row["same_items"], row["better"]) for row in found["measures"]}
+        assert judged["eval.battery.copying"] == judged["eval.bpb.all.sft"] == (False, None)  # the seed draws documents
     finally:
         reset(repo)
+
+
+def test_nothing_is_better_of_other_held_out_texts(repo):
+    """Lower bits per byte by far, beyond the noise, of another text: no judgement, in JSON and on the terminal."""
+    try:
+        (repo.path / "data/clean/val.parquet").write_text("easier text")
+        (repo.path / "params.yaml").write_text(PARAMS.replace("0.004", "0.001"))
+        repo.dvc("repro", "-q")
+        rows = {row["name"]: row for row in facts(repo)["measures"]}
+        bpb = rows["eval.bpb.all.sft"]
+        assert bpb["difference"] < -0.2 and (bpb["same_items"], bpb["better"], bpb["beyond_noise"]) == (
+            False,
+            None,
+            None,
+        )
+        assert rows["eval.battery.copying"]["same_items"]
+        (line,) = [line for line in compare(repo, "--all").stdout.splitlines() if "eval.bpb.all.sft" in line]
+        assert line.endswith("other held-out items")
+    finally:
+        reset(repo)
+
+
+def test_fine_tuning_losses_are_compared_where_the_validation_rows_are_the_same(tmp_path):
+    def side(rows: str, *val: str) -> Side:
+        listed = [{"relpath": name, "md5": name} for name in (*val, rows)]
+        write_text(tmp_path / rows[:2] / rows[2:], json.dumps(listed))
+        lock = {"sft": {"deps": [{"path": "data/sft", "md5": rows}]}}
+        return Side("x", "", {}, {}, {}, lock, _held_out_rows(tmp_path, rows))
+
+    row = {**compare_values("sft.validation", "loss", 2.0, 0.01, 1.0, 0.01)}
+    a = side("aa1.dir", "val_ids.bin")
+    assert [judged([row], a, other)[0]["better"] for other in (a, side("bb1.dir", "val_ids.bin"))] == [True, True]
+    for other in (side("cc1.dir", "val_other.bin"), Side("x", "", {}, {}, {}, {})):
+        assert judged([row], a, other)[0]["better"] is None
 
 
 def test_code_is_counted_and_stages_named(repo):

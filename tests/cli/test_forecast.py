@@ -13,14 +13,13 @@ from athanor.base.artifacts import read_json, write_json
 from athanor.cli.plan.forecast import (
     PastRun,
     RunHistory,
-    Training,
     backtest,
     code_questions,
     estimate,
     forecast,
-    training_of,
 )
 from athanor.cli.plan.simulate import RUN, Step
+from athanor.cli.plan.training import Training, training_of
 from athanor.runtime import presets
 from athanor.runtime.closure import file_digests
 from athanor.runtime.dvc_view import open_repo
@@ -28,6 +27,7 @@ from athanor.runtime.facts import flatten
 from athanor.runtime.journal import Journal
 from athanor.runtime.schema import check_values, filled
 from athanor.runtime.slots import Code, Slot
+from athanor.sizing.reference import TOKEN_FLOPS
 from tests.cli import toy_pipeline as toy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,6 +35,7 @@ MICRO = presets.values(ROOT / "presets" / "micro.yaml")
 SECTIONS = ("model", "pretrain")
 INPUTS = {"data/shards": "1" * 32 + ".dir", "models/tokenizer": "2" * 32 + ".dir"}
 DIGESTS = {"shards": "s", "tokenizer": "t"}
+WORK = 48e6 + 98304 * TOKEN_FLOPS  # of the runs below
 
 
 def past(seconds: float, work: float | None = None, slope: float | None = None, **params: Any) -> PastRun:
@@ -130,15 +131,15 @@ def record(
 def test_a_resumed_run_took_the_sum_of_its_processes(tmp_path, checkout):
     record(tmp_path, "one", seconds=7.0, pauses=((4_000, 60_000), (61_500, 99_000)))
     (run,) = RunHistory(open_repo(checkout), tmp_path).runs_of("pretrain")
-    assert run.seconds == pytest.approx(4.0 + 1.5 + 7.0) and run.work == pytest.approx(48e6)
+    assert run.seconds == pytest.approx(4.0 + 1.5 + 7.0) and run.work == pytest.approx(WORK)
 
 
 def test_a_resumed_run_gives_no_slope_for_its_training_seconds_are_of_the_last_process(tmp_path, checkout):
     record(tmp_path, "whole", seconds=10.0, train_seconds=9.6, started=1000)
     record(tmp_path, "resumed", seconds=6.0, train_seconds=4.8, started=2000, pauses=((4_000, 60_000),))
     whole, resumed = RunHistory(open_repo(checkout), tmp_path).runs_of("pretrain")
-    assert whole.slope == pytest.approx(9.6 / 48e6) and resumed.slope is None
-    assert estimate(96e6, {}, [resumed]) == pytest.approx(2 * (4.0 + 6.0))  # proportional
+    assert whole.slope == pytest.approx(9.6 / WORK) and resumed.slope is None
+    assert estimate(2 * WORK, {}, [resumed]) == pytest.approx(2 * (4.0 + 6.0))  # proportional
 
 
 def test_runs_that_say_nothing_about_time_do_not_count(tmp_path, checkout):
@@ -158,7 +159,7 @@ def test_runs_that_say_nothing_about_time_do_not_count(tmp_path, checkout):
 def test_a_run_that_began_on_a_trunk_counts_what_it_trained(tmp_path, checkout):
     record(tmp_path, "half", steps=24, seconds=5.0)
     (run,) = RunHistory(open_repo(checkout), tmp_path).runs_of("pretrain")
-    assert run.work == pytest.approx(24e6)
+    assert run.work == pytest.approx(WORK / 2)
 
 
 def test_work_of_training_is_tokens_times_operations():
@@ -188,7 +189,7 @@ def test_training_on_data_still_to_be_made_takes_the_last_rows_by_this_model(tmp
     sections = {name: dict(MICRO[name]) for name in ("model", "sft")}
     record(tmp_path, "first", stage="sft", seconds=10.0, train_seconds=8.0, params=sections)
     planned = sft(**{"data/sft": None})
-    larger = Training(None, 1024, 5 * 48e6 / 98304, 100)  # five times the operations for a token
+    larger = Training(None, 1024, 5 * WORK / 98304 - TOKEN_FLOPS, 100)  # a token costs five times as much
     told = forecast(planned, RunHistory(open_repo(checkout), tmp_path), ROOT, larger)
     assert (told.tokens, told.input_known) == (None, False)
     assert told.seconds == pytest.approx(2.0 + 5 * 8.0)

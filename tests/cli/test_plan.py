@@ -200,7 +200,7 @@ def test_the_total_is_a_range_when_stages_may_turn_out_to_be_kept():
     plan = Plan(steps, {**told, "sft": Forecast(60.0, 0.1, 2, None, None)}, [], 1 << 40)
     lines = as_text(plan).splitlines()
     assert "4.0 s to 1 min 14 s" in next(line for line in lines if line.startswith("total"))
-    assert "10.0 s (as before)" in lines[2] and "1 min 00 s ±10% of 2" in lines[3] and "(as before): " in lines[-1]
+    assert "10.0 s (expected)" in lines[2] and "1 min 00 s ±10% of 2" in lines[3] and "(expected): " in lines[-1]
     assert plan.total()["seconds_certain"] == 4.0 and plan.total()["seconds"] == 74.0
     sure = Plan(steps[:1], told, [], 1 << 40)
     assert " to " not in next(line for line in as_text(sure).splitlines() if line.startswith("total"))

@@ -55,9 +55,19 @@ def test_edits_are_not_overwritten_unless_git_has_them(folder, committed):
     if committed:
         assert done.returncode == 0
         return
-    assert done.returncode == 1 and "not committed" in done.stderr and path.read_text() == mine
+    assert done.returncode == 1 and "Fix: commit it; or" in done.stderr and path.read_text() == mine
     assert preset(folder, "use", "micro", "--force").returncode == 0
     assert path.read_text() == presets.complete(folder / "presets" / "micro.yaml")
+
+
+def test_without_a_commit_edits_are_kept_as_a_preset_and_the_message_says_how(folder):
+    path = folder / "params.yaml"
+    path.write_text(path.read_text().replace("layers: 4", "layers: 3"))
+    done = preset(folder, "use", "micro")
+    assert done.returncode == 1 and "Fix: keep it as a preset: cp params.yaml presets/mine.yaml;" in done.stderr
+    shutil.copy(path, folder / "presets" / "mine.yaml")
+    assert preset(folder, "use", "micro").returncode == 0 and "layers: 2" in path.read_text()
+    assert preset(folder, "use", "mine").returncode == 0 and "layers: 3" in path.read_text()
 
 
 def test_a_broken_preset_changes_nothing(folder):

@@ -20,7 +20,16 @@ from tests.origins.world import write_data
 RIVER = "The old river keeps its secrets under seven stone bridges of the sleeping town."
 KETTLE = "A copper kettle sings louder than the whole kitchen on a winter morning."
 WIDE = "春天的早晨小城里的人们都在河边慢慢地散步，孩子们放着风筝，老人坐在桥上谈论天气。"
-TALKS = [("Where is it?", "under seven stone bridges of the sleeping town."), ("Sure?", "Quite sure, yes.")]
+TALKS = [
+    ("Where is it?", "under seven stone bridges of the sleeping town."),
+    ("Sure?", "Quite sure, yes."),
+    (
+        "Hello there!",
+        "Hello, and welcome to the harbour office.",
+        "When does it sail?",
+        "At noon, with the next high tide and a pilot.",
+    ),
+]
 LATE = "Only the cooldown has read of the glass lighthouse beyond the northern reef."
 
 
@@ -63,6 +72,12 @@ def test_conversations_come_first_with_question_and_licence(tracer: Tracer) -> N
     place, document = tracer.trace(TALKS[0][1]).spans[0].places
     assert (place.kind, place.source, place.license) == ("conversation", "talks", "CC0-1.0")
     assert (place.about, place.part) == ("Where is it?", "answer") and document.kind == "document"
+
+
+@pytest.mark.parametrize("turn", [0, 2])
+def test_a_span_in_a_later_turn_has_that_turn_s_question_and_every_row_that_holds_it(tracer: Tracer, turn: int) -> None:
+    (place,) = tracer.trace(TALKS[2][turn + 1]).spans[0].places
+    assert (place.about, place.part, place.copies) == (TALKS[2][turn], "answer", 3)
 
 
 def test_few_words_count_as_a_whole_answer_only(tracer: Tracer) -> None:

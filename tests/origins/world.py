@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,10 +22,13 @@ def write_data(
     root: Path,
     tokenizer: Tokenizer,
     texts: Sequence[str],
-    talks: Sequence[tuple[str, str]],
+    talks: Sequence[tuple[str, ...]],
     cooldown: Sequence[str] = (),
 ) -> None:
-    """data/clean, data/shards, data/instruct and data/sft; equal texts are copies, each in the stream's order."""
+    """data/clean, data/shards, data/instruct and data/sft; equal texts are copies, each in the stream's order.
+
+    A talk is questions and answers in turn; the last one is in three rows.
+    """
     documents = [Document(text, SOURCE, "prose", "MIT", "train", {"chapter": text[:9]}) for text in (*texts, *cooldown)]
     write_shards(root / "data/clean/train" / SOURCE, documents)
     for name, stream in ((shards.TRAIN, texts), (shards.COOLDOWN, cooldown)):
@@ -37,7 +41,7 @@ def write_data(
     more = {shards.COOLDOWN: named} if cooldown else {}
     write_manifest(root / "data/shards", kind=shards.KIND, version=shards.VERSION, counts={}, **facts, **named, **more)
 
-    messages = [(Message("user", question), Message("assistant", answer)) for question, answer in talks]
+    messages = [tuple(map(Message, itertools.cycle(("user", "assistant")), talk)) for talk in talks]
     licences = [("CC0-1.0", "MIT")[number % 2] for number in range(len(talks))]
     pairs = zip(messages, licences, strict=True)
     (root / "data/instruct").mkdir(parents=True)
@@ -47,7 +51,7 @@ def write_data(
     (root / "data/sft").mkdir()
     entries = [render(tokenizer, each) for each in messages]
     for split in ("train", "val"):
-        numbers = rows.pack([len(ids) for ids, _ in entries], CONTEXT + 1, 0)
+        numbers = rows.pack([len(ids) for ids, _ in entries], CONTEXT + 1, 0) + [[len(entries) - 1]] * 2
         rows.write_split(root / "data/sft", split, entries, numbers, tokenizer.vocab_size)
     packed = {"pad_id": tokenizer.pad, "stop_id": tokenizer.stop, "context_tokens": CONTEXT, "sources": [TALKS]}
     write_manifest(root / "data/sft", kind=rows.KIND, version=rows.VERSION, counts={}, **facts, **packed)

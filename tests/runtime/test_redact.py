@@ -36,6 +36,21 @@ SHAPES = [  # parts, so that no scanner takes this file for a leak
     "hooks.slack.com/" + "services/T0000/B0000/" + "aB3" * 8,
     "eyJ" + "hbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl",
 ]
+TOKENS = (
+    "a3f82afc307a80e33ea84e91",
+    "k3wrqe7ab2mzyt5dpl90xwcv",
+    "Zk3-9aQx_7Rt2Lw8Vb5Nc",
+    "JBSWY3DPEHPK3PXPJBSWY3DP",
+    "0c2f" * 16,
+)
+PLACES = (
+    ("https://h.example/", "/x.jsonl"),
+    ("h.example:80/d/", ""),
+    ("127.0.0.1/", "?a=1"),
+    ("http://h/x#", ""),
+    ("s3://b/x#k=", " there"),
+)
+ID = "a2e6da57-3cd1-4235-b20e-95dcaefed6c8"
 
 
 @pytest.mark.parametrize(
@@ -57,6 +72,22 @@ SHAPES = [  # parts, so that no scanner takes this file for a leak
         ("Set-Cookie: session=0a1b; Path=/\nnext: line", "Set-Cookie: ***\nnext: line"),
         ("{'Cookie': 'a=b; session=0a1b'}", "{'Cookie': '***'}"),
         *[(f"got {shape} there", "got *** there") for shape in SHAPES],
+        # In a path or a fragment, with and without a scheme; a commit's place tells it from a token.
+        *[(f"{place}{token}{end}", f"{place}***{end}") for token in TOKENS for place, end in PLACES],
+        (f"https://h.example/{'a1' * 20}/resolve/{'b2' * 20}/x", f"https://h.example/***/resolve/{'b2' * 20}/x"),
+        (f"https://h.example/hooks/{ID}@{ID}/x", "https://h.example/hooks/***@***/x"),
+        (
+            "https://api.example/bot123456:AAH-dq3kd92kfQ9dk20fk2kf0wk_f/getMe",
+            "https://api.example/bot123456:***/getMe",
+        ),
+        ("GET h.example/token/abcdefghijklmnopqr", "GET h.example/token/***"),
+        # Passwords that no address may hold, and logins without a scheme.
+        ("postgresql://me:pa/s?s#w@db/x failed", "postgresql://***@db/x failed"),
+        ("mysql://me:two words more@db/x failed; ask you@h.example", "mysql://***@db/x failed; ask you@h.example"),
+        ("http://me:one two@127.0.0.1:9, http://h:80/a@b", "http://***@127.0.0.1:9, http://h:80/a@b"),
+        ("no store at me:secret@db.example/x", "no store at ***@db.example/x"),
+        ("me:se/cret@mlflow:5000", "***@mlflow:5000"),
+        ("store=me:s3cret99@db.example", "store=***@db.example"),
     ],
 )
 def test_secrets_are_masked_and_masking_again_changes_nothing(text, expected):
@@ -72,7 +103,17 @@ def test_secrets_are_masked_and_masking_again_changes_nothing(text, expected):
         "https://host/a?page=2&tokenizer=bpe&max_tokens=5",
         "risk-adjusted scores of tokens: 123456789, bearer of news, the secret garden",
         "Cookie: a small biscuit; keyboard: 104 keys",
-        "mail me@example.org about 3.2 bytes per token",
+        "mail me@example.org about 3.2 bytes per token, or Contact:me@example.org, mailto:me@example.org",
+        f"hf://datasets/o/n@{'a1' * 20}/**/*.parquet",
+        f"https://huggingface.co/datasets/o/n-20231101.en/resolve/{'0f' * 20}/data/train-00000-of-00041-9f3a5b7c2d1e8f60.parquet",
+        f"https://raw.githubusercontent.com/o/r/{'0f' * 20}/corpus/Text2TextGeneration4Everyone.jsonl",
+        f"https://files.example/packages/5d/0e/{'a1' * 30}/torch-2.3.0-cp311-cp311-manylinux_2_17_x86_64.whl",
+        f"http://127.0.0.1:5000/#/experiments/1/runs/{'a1' * 16}?workflowType=machine_learning",
+        f"https://data.example/dataset/{ID}/resource/{ID}/download/laws.csv",
+        "https://data.example/crawl/CC-MAIN-2023-50/segments/1700679099281.67/CC-MAIN-20231128083443-20231128113443-00000.warc.gz",
+        "https://h.example/wiki/%E4%B8%AD%E6%96%87%E7%BB%B4%E5%9F%BA?oldid=1#section-3.2-Converting3DFaceToSVG",
+        "https://h.example/models/c4ai-aya-101-13B-v2-q8_0-gguf/wav2vec2-large-960h-lv60-self",
+        "git@host.example:o/r.git, image:2.1@sha256:aa, pkg:npm/foo@1.2/x, http://host:8080/a@b.example",
         "/data/sk-learn/hf_cache/eyJ",
         "",
     ],
@@ -84,7 +125,8 @@ def test_other_text_is_left_alone(text):
 LONG = 32_000
 COSTLY = ["a.", "-sk-", "a-b://", "a://b:", "?key", "password", "password ", "api-key", "Bearer ", "Cookie: ", "cookie=a", "a@",
           "-eyJaaaaaaaa", "eyJaaaaaaaa.", "-eyJaaaaaaaa.bbbbbbbb-", "-----BEGIN A", "-----BEGIN PRIVATE KEY-----", "xoxb-", "ya29.",
-          "hooks.slack.com/services/", "Authorization: ", "&a=", " ", "://", "hf_"]  # fmt: skip
+          "hooks.slack.com/services/", "Authorization: ", "&a=", "a:b", "a.b/", "a://b: ",
+          "a:b c@", "me:pw@h/", "a.b/a1B2c3D4e5F6g7H8/", "h.de/%a1", " ", "://", "hf_"]  # fmt: skip
 
 
 def test_time_grows_with_the_text_and_not_with_its_square():

@@ -20,7 +20,7 @@ from athanor.base.artifacts import read_json, write_json
 from athanor.runtime import ship
 from athanor.runtime.journal import Journal
 from athanor.runtime.locks import try_lock
-from tests.runtime.shippers import Checkout, Shippers, die, finish, points, until
+from tests.runtime.shippers import Checkout, Shippers, die, finish, points, running, until
 from tests.runtime.view import assert_view, environment, meta, runs, view
 
 
@@ -385,3 +385,15 @@ def test_server_killed_before_during_and_after_a_stage(shippers, tmp_path):
 
 def read_json_or(path):
     return read_json(path) if path.is_file() else {}
+
+
+def test_a_shipper_that_hangs_does_not_outlive_the_stages(shippers, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        one = Checkout(tmp_path / "one", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        journal = one.open("pretrain-1", steps=3)
+        pid = shippers.start(one, GIVE_UP_SECONDS=1e9, STUCK_SECONDS=0.4)
+        silent.accept()  # it asks, and is told nothing
+        assert running(pid)  # a stage lives
+        finish(journal)
+        shippers.join(pid)
+    assert "no stage runs: this shipper ends" in one.log and not ship.shipped(one.folder("pretrain-1"))

@@ -13,7 +13,8 @@ import pytest
 
 from athanor.base.artifacts import read_json, write_json
 from athanor.cli.plan.first_run import before_first_run
-from athanor.cli.plan.forecast import Forecast, Training
+from athanor.cli.plan.forecast import Forecast
+from athanor.cli.plan.training import Training
 from athanor.runtime import presets
 from athanor.runtime.machine import machine
 from athanor.runtime.schema import check_values

@@ -25,19 +25,21 @@ from athanor.base.strict import read_yaml
 from athanor.cli import slots
 from athanor.cli.doctor.main import FIX, Checkout, Finding, lock_author_state, lock_pid
 from athanor.hardware import profile as profiles
-from athanor.runtime import dvc_lock, ship
+from athanor.runtime import dvc_lock, sharing, ship
+from athanor.runtime import untracked as untracked_files
 from athanor.runtime.facts import Graph, flatten, git
 from athanor.runtime.journal import alive
 from athanor.runtime.locks import locked, try_lock
 from athanor.runtime.machine import machine
 from athanor.runtime.store import EXPERIMENT, artifacts_of, database, delivery
+from athanor.runtime.store_check import trouble as store_trouble
 from athanor.troubles.trouble import shown
 from athanor.troubles.world import here
 
 SHIP_SECONDS = 30.0
 SHIP_AT_WORK_SECONDS = 180.0  # it steps back for every other program, and loads MLflow first
 FEW_INODES = 10_000
-MANY_FILES = 3  # that a command names one by one
+MOST_NAMES = 3
 BENCH = "python -m athanor bench hardware"
 
 
@@ -163,7 +165,15 @@ def journals(checkout: Checkout) -> Iterator[Finding]:
             yield Finding("journal", names, what, "python -m athanor ship", lambda: _ship(checkout.root))
 
 
-def moved_store(checkout: Checkout) -> Iterator[Finding]:
+def store(checkout: Checkout) -> Iterator[Finding]:
+    """A tracking store that does not answer, or is of another MLflow; and one that was copied or moved."""
+    if why := store_trouble(checkout.root):
+        yield Finding("store", why.where, why.what, why.fix)
+    else:
+        yield from _moved_store(checkout)
+
+
+def _moved_store(checkout: Checkout) -> Iterator[Finding]:
     """MLflow writes the absolute path of its files into the database: a copied or moved checkout keeps the old one."""
     path = database(ship.tracking_uri(checkout.root))
     if path != checkout.root / "mlflow.db" or not path.is_file():
@@ -204,25 +214,27 @@ def _ship(root: Path) -> str:
 def untracked(checkout: Checkout) -> Iterator[Finding]:
     """Files that a stage reads in the workspace and an experiment in a clone would miss."""
     graph = Graph(checkout.root)
-    makers = [Path(out) for stage in graph.stages for out in graph.outputs(stage)]
-    deps = {str(dep) for stage in graph.stages.values() for dep in stage.get("deps", [])}
-    deps = {dep for dep in deps if not any(maker == Path(dep) or maker in Path(dep).parents for maker in makers)}
-    deps |= {"params.yaml", "dvc.yaml"}
-    listed = git(checkout.root, "ls-files", "-o", "-z", "--", "stages", "athanor", *sorted(deps))
-    missed: dict[Path, list[str]] = {}
-    for name in filter(None, listed.split("\0")):
-        path = Path(name)
-        code = path.suffix == ".py" and path.parts[0] in ("stages", "athanor")
-        is_dependency = name in deps or any(str(parent) in deps for parent in path.parents)
-        in_dvc = any((checkout.root / f"{each}.dvc").is_file() for each in (path, *path.parents))
-        if (code or is_dependency) and "__pycache__" not in path.parts and not in_dvc:
-            missed.setdefault(path.parent, []).append(name)
-    for folder, names in missed.items():
-        name = names[0] if len(names) == 1 else f"{folder}/"
-        own = shlex.join(names) if len(names) <= MANY_FILES else shlex.quote(str(folder))
-        count = f"{len(names)} files of it are" if len(names) > 1 else "is"
-        what = f"{count} not known to Git: experiments with --temp or --queue, and clones, do without"
-        yield Finding("untracked", name, what, f"git add {own}")
+    names = untracked_files.untracked(checkout.root, untracked_files.inputs(graph, graph.stages))
+    for folder, found in untracked_files.by_folder(names).items():
+        name = found[0] if len(found) == 1 else f"{folder}/"
+        count = f"{len(found)} files of it are" if len(found) > 1 else "is"
+        what = f"{count} not known to Git: experiments with --temp or --queue, and clones, do without (dvc add does as well)"
+        yield Finding("untracked", name, what, untracked_files.command(folder, found))
+
+
+def experiments(checkout: Checkout) -> Iterator[Finding]:
+    """Experiments from commits without a DVC remote; `dvc exp push` sends them without their data and says nothing."""
+    names, root = sharing.without_data(checkout.root), checkout.root
+    if not names:
+        return
+    config = root / sharing.CONFIG
+    named = config.is_file() and sharing.default_remote(config.read_text(encoding="utf-8"))
+    shown = (
+        f"{', '.join(names[:MOST_NAMES])}{f' and {len(names) - MOST_NAMES} more' if len(names) > MOST_NAMES else ''}"
+    )
+    what = "made before a DVC remote was committed: dvc exp push sends it without its data"
+    push = f"{sharing.WITH_DATA} dvc exp push GIT-REMOTE NAME sends its data, too (docs/experiments.md, Share)"
+    yield Finding("experiment", shown, what, push if named else f"{sharing.NAME_IT}; then {push}", note=True)
 
 
 def space(checkout: Checkout) -> Iterator[Finding]:

@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from athanor.cli.plan.forecast import Forecast, Training
+from athanor.cli.plan.forecast import Forecast
 from athanor.cli.plan.simulate import Step
+from athanor.cli.plan.training import Training
 from athanor.sizing import speeds
 from athanor.sizing.data import conversation_tokens, eval_tokens
 

@@ -1,8 +1,9 @@
 """How long a stage will take, estimated from the finished runs of this machine.
 
 The journals under .athanor/runs hold these runs. A stage's work is what decides
-its time: floating-point operations for the stages that train, bytes of input
-for the others. The forecast is the median time of the past runs nearest in
+its time: tokens by what one costs for the stages that train, bytes of input
+for the others. An input that is made anew first has the size that the change of
+parameters and text lets expect (change.py). The forecast is the median time of the past runs nearest in
 work, moved along a line to the work at hand; the slope is that between two
 past runs if their work differs enough, else that of the training part of the
 nearest run, else proportional. How wrong that is, is measured: each past run
@@ -24,14 +25,15 @@ from typing import Any
 from athanor.base.artifacts import read_json
 from athanor.base.errors import InputError
 from athanor.cli import slots
+from athanor.cli.plan.change import Change
 from athanor.cli.plan.simulate import Step
-from athanor.model.flops import training_flops
+from athanor.cli.plan.training import STAGES, Training
 from athanor.runtime.closure import file_digests, stage_module
 from athanor.runtime.facts import flatten
 from athanor.runtime.journal import rows
 from athanor.runtime.schema import filled
 from athanor.runtime.slots import Code, question
-from athanor.training.schedule import Schedule, round_down_to_steps
+from athanor.sizing.reference import TOKEN_FLOPS
 
 NEAREST = 3
 MIN_WORK_RATIO = 1.5  # runs whose work differs less say little about the slope
@@ -91,7 +93,8 @@ class RunHistory:
             trained = journal.read_bytes().count(b'"tokens_per_second"')  # one in each line of a step made here
             if not trained:
                 return None
-            work = trained * facts.get("planned_flops", metrics["flops"]) / metrics["steps"]
+            flops = facts.get("planned_flops", metrics["flops"])
+            work = trained * (flops + TOKEN_FLOPS * metrics.get("tokens", 0)) / metrics["steps"]
             if facts.get("train_seconds") and not meta["resumed"]:
                 slope = facts["train_seconds"] / work
         elif meta["inputs"]:
@@ -185,86 +188,53 @@ def copies(repo: Any) -> int:
     return 1 if set(repo.cache.local.cache_types) - {"copy"} else 2
 
 
-def forecast(step: Step, history: RunHistory, root: Path, training: Training | None) -> Forecast:
-    """How long a stage will take and what it will use; `training` is None for a stage that does not train."""
+def forecast(
+    step: Step, history: RunHistory, root: Path, training: Training | None, change: Change | None = None
+) -> Forecast:
+    """How long a stage will take and what it will use; `training` is None for a stage that does not train.
+
+    `change`: from what dvc.lock recorded, for a stage whose input is not there yet.
+    """
     params = dict(flatten(step.params))
     past = history.runs_of(step.stage)
     times, outputs = copies(history.repo), step.outputs_bytes
     if training is None:
         paths = past[-1].inputs if past else {}
         inputs = {path: step.inputs.get(path) for path in paths}
-        seconds = estimate(history.bytes(inputs, root) if inputs else None, params, past)
         input_known = None not in inputs.values()
+        if change is not None and not (inputs and input_known):
+            seconds = _changed(step.stage, params, past, change)
+        else:
+            seconds = estimate(history.bytes(inputs, root) if inputs else None, params, past)
         return Forecast(seconds, backtest(past), len(past), None, outputs and outputs * times, input_known=input_known)
     disk = WEIGHT_BYTES * training.parameters * times + CHECKPOINTS * CHECKPOINT_BYTES * training.parameters
     if training.tokens is None:  # its data is not there yet
-        work = _work_as_before(step, past, training)
+        epoch = change.conversation_tokens() if change is not None and step.stage == "sft" else None
+        work = training.work(epoch * training.epochs) if epoch else _work_as_before(step, past, training)
         return Forecast(estimate(work, params, past), backtest(past), len(past), None, disk, input_known=False)
     resumed_step = resume_step(step, root, history.anchor, training)
     steps_left = training.steps - (resumed_step or 0)
-    seconds = estimate(training.flops, params, past, steps_left / training.steps)
+    seconds = estimate(training.work(training.tokens), params, past, steps_left / training.steps)
     tokens = steps_left * training.batch_tokens
     return Forecast(seconds, backtest(past), len(past), tokens, disk, resumed_step, training.steps)
 
 
+def _changed(stage: str, params: Mapping[str, Any], past: Sequence[PastRun], change: Change) -> float | None:
+    """Seconds by the runs of these parameters, else by those of the recorded ones, as much longer as the change makes it."""
+    recorded = change.params(stage)
+    same = [run for run in past if run.params == params]
+    runs = same or [run for run in past if run.params == recorded] or past
+    seconds = estimate(None, params, runs)
+    return seconds if seconds is None or same and recorded != params else seconds * change.factor(stage)
+
+
 def _work_as_before(step: Step, past: Sequence[PastRun], training: Training) -> float | None:
-    """Operations of this model for the planned epochs, when an epoch has as many tokens as in the last run."""
+    """Work of this model for the planned epochs, when an epoch has as many tokens as in the last run."""
     if not past or not past[-1].metrics.get("tokens"):
         return None
     name = f"{step.stage}.epochs"
     planned, before = (dict(flatten(params)).get(name, 1.0) for params in (step.params, past[-1].params))
-    return past[-1].metrics["tokens"] * planned / before * training.flops_per_token
-
-
-# -- what the stages that train will do: without torch, because a plan must come at once -----------------------------------
-
-STAGES = ("pretrain", "sft")
-
-
-@dataclass(frozen=True)
-class Training:
-    """What a stage will train; `trunk_steps` are shared with runs of another length, `tokens` None when not known."""
-
-    tokens: int | None
-    batch_tokens: int
-    flops_per_token: float
-    parameters: int
-    trunk_steps: int = 0
-
-    @property
-    def steps(self) -> int:
-        return (self.tokens or 0) // self.batch_tokens
-
-    @property
-    def flops(self) -> float:
-        return (self.tokens or 0) * self.flops_per_token
-
-
-def training_of(step: Step, root: Path, built: Mapping[str, Any]) -> Training | None:
-    """The training that a stage of this pipeline will do; None for any other stage."""
-    if step.stage not in STAGES or not built:
-        return None
-    params, model = built[step.stage], built["model"]
-    config = model.config(model.vocab_size or built["tokenizer"].vocab_size)
-    tokens = params.tokens if step.stage == "pretrain" else _sft_tokens(step, root, params.epochs)
-    if tokens is not None:
-        tokens = round_down_to_steps(tokens, params.batch_tokens)
-    trunk = 0
-    if step.stage == "pretrain" and params.schedule == "wsd":
-        cooldown = int(tokens * params.cooldown_fraction)
-        schedule = Schedule("wsd", params.lr, 0.0, params.warmup_tokens, cooldown, tokens)
-        trunk = min(schedule.cooldown_start, tokens - params.batch_tokens) // params.batch_tokens
-    flops = training_flops(config, config.context_tokens)
-    return Training(tokens, params.batch_tokens, flops, config.parameter_count(), trunk)
-
-
-def _sft_tokens(step: Step, root: Path, epochs: float) -> int | None:
-    """The training tokens of the packed rows in the workspace; None when these rows will change."""
-    path = root / "data" / "sft" / "manifest.json"
-    if step.inputs.get("data/sft") is None or not path.is_file():
-        return None
-    manifest = read_json(path)
-    return int(epochs * manifest["counts"]["train"]["rows"] * manifest["context_tokens"])
+    return training.work(past[-1].metrics["tokens"] * planned / before)
 
 
 def resume_step(step: Step, root: Path, anchor: Path, training: Training) -> int | None:

@@ -8,8 +8,8 @@ run       its command runs
 follows   an input is made anew; the command runs unless the bytes come out as DVC knows them (counted as run)
 
 Times come from the finished runs of this machine; "±" is the median error of
-forecasting each of them from those before it, "(as before)" means that the size
-of the input is not known yet, "(not yet run)" that training steps were timed
+forecasting each of them from those before it, "(expected)" means that the input
+is made anew first, and its size follows from the parameters and the text here, "(not yet run)" that training steps were timed
 (`--measure`, `athanor recipe`). Nothing is changed: no file, no lock, no cache.
 
 Exit status: 0 nothing to do, 10 something would run or be restored, 1 an error, 2 a mistake in params.yaml or
@@ -19,7 +19,7 @@ in the arguments.
 is {"stage", "action", "first_run", "reasons": [text], "changes": [{"kind", "name", "what", "old", "new"}],
 "waits_for": [path], "note", "forecast": null or {"seconds", "error", "runs", "tokens", "disk_bytes", "from_step",
 "steps", "input_known"}}; null is not known, "input_known" false means that an input is made anew first and its size
-was taken to be what it was. total is {"keep", "restore", "run", "follows", "seconds", "seconds_certain",
+was taken from the parameters and the text. total is {"keep", "restore", "run", "follows", "seconds", "seconds_certain",
 "seconds_known", "tokens", "disk_bytes", "free_bytes"}; "seconds_certain" is without the stages that may turn out to be
 kept, and where "seconds_known" is false, stages without a past run are left out of "seconds". data_path is null or
 {"text_bytes", "workers", "stages": [{"stage", "files", "disk", "memory", "seconds", ...}], "limit": {"name", "stage",
@@ -42,18 +42,12 @@ from athanor.base.errors import AthanorError, GateError, ParamsError
 from athanor.cli import probe
 from athanor.cli.battery_gate import check_battery
 from athanor.cli.corpus_gate import check_corpus
+from athanor.cli.plan.change import Change
 from athanor.cli.plan.data_path import DataPath, data_path
 from athanor.cli.plan.first_run import before_first_run
-from athanor.cli.plan.forecast import (
-    STAGES,
-    Forecast,
-    RunHistory,
-    code_questions,
-    copies,
-    forecast,
-    training_of,
-)
+from athanor.cli.plan.forecast import Forecast, RunHistory, code_questions, copies, forecast
 from athanor.cli.plan.simulate import FOLLOWS, KEEP, RESTORE, RUN, Step, simulate
+from athanor.cli.plan.training import STAGES, training_of
 from athanor.cli.render import fill_template
 from athanor.cli.slots import size
 from athanor.cli.summary import leaf
@@ -62,7 +56,9 @@ from athanor.runtime import dvc_lock, dvc_view
 from athanor.runtime.closure import closure, code_digest, is_code, stage_module
 from athanor.runtime.machine import anchor, machine
 from athanor.runtime.progress import duration
+from athanor.runtime.redact import redact
 from athanor.runtime.schema import check_file, memory_notes
+from athanor.runtime.store_check import trouble
 from athanor.sizing import speeds
 from athanor.sources.datapath import Host
 from athanor.training.sft_params import SCRATCH
@@ -110,12 +106,12 @@ def make_plan(root: Path, targets: Sequence[str] = ()) -> Plan:
     steps = simulate(repo, targets)
     runs = [step for step in steps if step.runs]
     history = RunHistory(repo, anchor()) if runs else None
-    measured = speeds.load(anchor())
+    measured, change = speeds.load(anchor()), Change(root, built) if built else None
     forecasts = {}
     for step in runs:
         if step.command and history is not None:
             training = training_of(step, root, built)
-            found = forecast(step, history, root, training)
+            found = forecast(step, history, root, training, change)
             forecasts[step.stage] = before_first_run(found, step, built, training, measured)
     stages = {step.stage for step in runs}
     needs = None
@@ -124,6 +120,8 @@ def make_plan(root: Path, targets: Sequence[str] = ()) -> Plan:
         needs = data_path(root, built, stages, copies(repo), Host.here(root, local.workers, local.executor))
     plan = Plan(steps, forecasts, [], shutil.disk_usage(root).free, needs)
     note = plan.notes.append
+    if runs and (why := trouble(root)):
+        note(str(why))
     if at_work := dvc_view.busy(repo):
         note(f"{at_work} is at work here: this is the plan of this moment")
     plan.notes.extend(_pipeline_notes(root, steps, built) if built else ())
@@ -235,7 +233,7 @@ def run(args: argparse.Namespace) -> int:
         if measured:
             plan.notes.extend(measured(plan.total()["seconds"]))
     except (ParamsError, GateError) as error:
-        print(error, file=sys.stderr)
+        print(redact(str(error)), file=sys.stderr)
         return 2
-    sys.stdout.write(as_json(plan) + "\n" if args.json else as_text(plan))
+    sys.stdout.write(redact(as_json(plan) + "\n" if args.json else as_text(plan)))
     return WORK if plan.work else 0

@@ -1,0 +1,93 @@
+"""An experiment from a commit without a DVC remote: told in time, and what docs/experiments.md says brings its data across."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from athanor.cli.doctor.checks import experiments
+from athanor.cli.doctor.main import Checkout
+from athanor.runtime.sharing import warning, without_data
+from tests.e2e.clone import ROOT, Clone, commit
+
+PAGE = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
+GRAPH = "stages:\n  a:\n    cmd: grep x params.yaml > out.txt\n    params: [x]\n    outs: [out.txt]\n"
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Clone:
+    """README's order at fault: an experiment first, then the remote, then a push of both."""
+    repo = Clone(tmp_path / "main")
+    repo.path.mkdir()
+    repo.run("git", "init", "-q", "-b", "main")
+    for name, value in (("user.name", "t"), ("user.email", "t@localhost")):
+        repo.run("git", "config", name, value)
+    repo.dvc("init", "-q")
+    (repo.path / "dvc.yaml").write_text(GRAPH)
+    (repo.path / "params.yaml").write_text("x: 1\n")
+    repo.dvc("repro", "-q")
+    commit(repo, "first")
+    repo.dvc("exp", "run", "-q", "-n", "lower-lr", "-S", "x=2")
+    repo.run("git", "restore", "-SW", "params.yaml", "dvc.lock")
+    repo.dvc("checkout", "-q")
+    return repo
+
+
+def commands() -> list[str]:
+    section = PAGE.partition("### An experiment that was pushed without its data")[2].partition("\n#")[0]
+    return re.findall(r"(?m)^    (.+)$", section)
+
+
+def test_it_is_told_before_and_healed_after_with_the_commands_of_the_page(repo, tmp_path, monkeypatch):
+    found = lambda: list(experiments(Checkout(repo.path, (), ())))  # noqa: E731
+    (note,) = found()
+    assert note.where == "lower-lr" and note.command.startswith("dvc remote add") and note.note
+    baseline = repo.run("git", "rev-parse", "HEAD").stdout.strip()
+    monkeypatch.setenv("DVC_EXP_BASELINE_REV", baseline)
+    assert "names no DVC remote" in warning(repo.path, repo.path) and warning(repo.path, repo.path) == ""
+    shutil.rmtree(repo.path / ".athanor")
+
+    repo.dvc("remote", "add", "-d", "store", str(tmp_path / "store"))
+    commit(repo, "remote")
+    monkeypatch.setenv("DVC_EXP_BASELINE_REV", repo.run("git", "rev-parse", "HEAD").stdout.strip())
+    assert warning(repo.path, repo.path) == ""
+    assert found()[0].command.startswith("DVC_GLOBAL_CONFIG_DIR=") and without_data(repo.path) == ["lower-lr"]
+    repo.run("git", "init", "-q", "--bare", "-b", "main", "../share.git")
+    repo.run("git", "remote", "add", "share", "../share.git")
+    repo.run("git", "push", "-q", "share", "main")
+    repo.dvc("push", "-q")
+    repo.dvc("exp", "push", "share", "lower-lr")  # it says that it was pushed
+
+    there, *here = commands()
+    repo.run("git", "clone", "-q", "../share.git", "../clone")
+    clone = Clone(tmp_path / "clone")
+    clone.dvc("pull", "-q")
+    clone.dvc("exp", "pull", "origin", "lower-lr")
+    assert clone.dvc("exp", "apply", "lower-lr", check=False).returncode != 0
+    repo.run("bash", "-ec", there)
+    clone.run("bash", "-ec", "git restore .dvc/config && dvc pull -q")
+    assert (clone.path / "out.txt").read_text() == "x: 2\n"
+
+    repo.run("git", "clone", "-q", "../share.git", "../another")
+    another = Clone(tmp_path / "another")
+    for command in here:
+        another.run("bash", "-ec", command)
+    assert (another.path / "out.txt").read_text() == "x: 2\n" and another.dvc("status").stdout.startswith("Data and")
+    repo.dvc("exp", "run", "-q", "-n", "later", "-S", "x=3")
+    assert without_data(repo.path) == ["lower-lr"]
+
+
+def test_the_page_of_dvc_plots_says_without_a_network_why_it_is_empty():
+    from configparser import ConfigParser
+
+    from dvc_render.html import HTML
+
+    config = ConfigParser()
+    config.read(ROOT / ".dvc/config")
+    page = HTML((ROOT / ".dvc" / config["plots"]["html_template"]).read_text(encoding="utf-8"))
+    text = page.with_scripts("<script src=vega></script>").with_element("<div>chart</div>").embed()
+    assert text.index("<script src=vega>") < text.index('"vegaEmbed" in window') < text.index("<div>chart</div>")
+    assert "{" not in re.sub(r"<style>.*?</style>", "", text, flags=re.S)
