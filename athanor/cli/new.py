@@ -199,7 +199,7 @@ def run(args: argparse.Namespace) -> int:
         "The model is pretrained on this text. What it answers it learns from conversations (instruct.sources), and none"
     )
     print("of them is about this text: docs/own-data.md, 'Answers about your text', says how to add some.")
-    if reminder := untracked.reminder(folder):
+    if reminder := untracked.reminder(target):
         print(reminder)
     return 0
 
