@@ -110,13 +110,13 @@ def call(name: str, arguments: Sequence[str]) -> int:
 
 def main() -> int:
     name, arguments = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
-    if name in ("", "help", "--help", "-h"):
-        print(usage("--all" in arguments))
-        return 0
-    if name not in COMMANDS:
+    if name and name not in (*COMMANDS, "help", "--help", "-h"):
         print(f"no command '{name}'. Fix: {suggest(name, COMMANDS)}; athanor help lists the commands", file=sys.stderr)
         return 2
     try:
+        if name not in COMMANDS:
+            print(usage("--all" in arguments), flush=True)
+            return 0
         return call(name, arguments)
     except AthanorError as error:
         print(error, file=sys.stderr)

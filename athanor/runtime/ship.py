@@ -32,10 +32,10 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from athanor.base.artifacts import read_json, write_bytes, write_json
+from athanor.base.artifacts import write_bytes, write_json
 from athanor.base.errors import AthanorError, InputError
 from athanor.runtime import redact
-from athanor.runtime.journal import alive
+from athanor.runtime.journal import Record, alive
 from athanor.runtime.locks import try_lock
 from athanor.runtime.machine import step_back
 from athanor.runtime.store import StoreReplaced, delivery, identity, tracking_uri
@@ -103,7 +103,7 @@ def by_start(folders: Iterable[Path]) -> list[Path]:
 
 def _started(folder: Path) -> int:
     try:
-        return read_json(folder / "meta.json")["started_ms"]
+        return Record(folder / "meta.json")["started_ms"]
     except AthanorError:  # reported when the run is shipped
         return 0
 
@@ -139,7 +139,7 @@ def ship_all(root: Path) -> set[Path] | None:
     while failures or time.monotonic() - last_work < IDLE_SECONDS:
         try:
             undelivered = unshipped(root)
-            live = {folder for folder in undelivered if _alive(folder)}
+            live = {folder for folder in undelivered if alive(folder)}
             if undelivered and tracker is None:
                 tracker = _connect(root)
                 undelivered += [
@@ -197,13 +197,6 @@ def _ship_each(
                 say(f"{folder.name} is not shipped to {tracker.name}; {JOURNAL_KEPT}: {_summary(error)}")
 
 
-def _alive(folder: Path) -> bool:
-    try:
-        return alive(folder)
-    except AthanorError:  # an unreadable meta.json: reported when the run is shipped
-        return False
-
-
 def _summary(error: Exception) -> str:
     """What happened, in one line; MLflow hands on SQLAlchemy's errors with their statements."""
     if message := str(error) if isinstance(error, AthanorError) else isinstance(error, OSError) and in_words(error):
@@ -248,7 +241,7 @@ def rebuild(root: Path) -> int:
     """Make every run of this checkout's journals anew in the configured store; returns how many failed."""
     with _shipper_lock(root):
         failed = _rebuild(root)
-    if any(_alive(folder) for folder in run_folders(root)):
+    if any(alive(folder) for folder in run_folders(root)):
         start_detached(root)
     return failed
 
@@ -261,7 +254,7 @@ def _rebuild(root: Path) -> int:
         for folder in folders:
             (folder / "ship.json").unlink(missing_ok=True)
         tracker.forget(folder.name for folder in folders)
-        _ship_each(tracker, folders, {folder for folder in folders if _alive(folder)}, retry)
+        _ship_each(tracker, folders, {folder for folder in folders if alive(folder)}, retry)
     except Exception as error:
         what = f"the tracking store failed: {_summary(error)}"
         raise AthanorError(what, where=name, fix="see that it runs, then use ship --rebuild again") from error

@@ -1,0 +1,137 @@
+"""Where and how a command is started, and damaged files that every command reads: one line each, no traceback."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from athanor.cli import cli, repro
+from athanor.cli.plan.forecast import _finished_runs
+from athanor.runtime import presets, ship
+from athanor.runtime.journal import alive
+from tests.e2e.clone import ROOT
+
+PARAMS = presets.complete(ROOT / "presets" / "micro.yaml")
+FAULTS = {
+    "tab": b"threads:\t2\n\tdevice: cpu\n",
+    "binary": bytes(range(256)),
+    "UTF-16": "threads: 2\n".encode("utf-16"),
+    "UTF-16 without a mark": "threads: 2\n".encode("utf-16-le"),
+    "Latin-1": "notify: Bücher\n".encode("latin-1"),
+    "NUL": b"threads: 2\0\n",
+    "list": b"- threads\n",
+    "text": b"threads\n",
+    "number": b"7\n",
+    "unknown key": b"thread: 2\n",
+    "wrong type": b"threads: two\n",
+    "true": b"threads: true\n",
+    "null": b"threads:\n",
+    "negative": b"threads: -1\n",
+    "nan": b"max_minutes: .nan\n",
+    "inf": b"max_minutes: .inf\n",
+    "choice": b"device: gpu\n",
+    "duplicate": b"threads: 2\nthreads: 3\n",
+    "bracket": b"launch: {processes: 2\n",
+    "inner key": b"launch: {process: 2}\n",
+    "digits": b"threads: " + b"9" * 5000 + b"\n",
+    "many digits": b"max_minutes: " + b"9" * 4000 + b"\n",
+    "depth": b"threads: " + b"[" * 20000 + b"\n",
+    "date": b"notify: 2026-99-99\n",
+    "key": b"? {a: 1}\n: 2\n",
+    "folder": None,
+}
+
+
+def put(path: Path, data: bytes | None) -> None:
+    path.mkdir() if data is None else path.write_bytes(data)
+
+
+def said(monkeypatch, capsys, *words: str) -> str:
+    """The one line that a command ends with."""
+    monkeypatch.setattr(sys, "argv", ["athanor", *words])
+    assert cli.main() in (1, 2)
+    out, err = capsys.readouterr()
+    assert err.count("\n") == 1 and len(err) < 600 and not out, err
+    return err
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with a sound params.yaml; nothing is notified while a mistake is reported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DVC_ROOT", raising=False)
+    (tmp_path / "params.yaml").write_text(PARAMS)
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", ["plan", "repro"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_machine_yaml_is_one_line(here, monkeypatch, capsys, fault, command):
+    put(here / "machine.yaml", FAULTS[fault])
+    assert "machine.yaml: " in said(monkeypatch, capsys, command)
+
+
+@pytest.mark.parametrize("text", ["", "\n", "# threads: 2\n", "---\n"])
+def test_a_machine_yaml_of_comments_is_none(here, text):
+    from athanor.runtime.machine import machine
+
+    usual = machine()
+    (here / "machine.yaml").write_text(text)
+    assert machine() == usual
+
+
+PARAMS_FAULTS = {
+    "UTF-16": PARAMS.encode("utf-16"),
+    "UTF-16 without a mark": PARAMS.encode("utf-16-be"),
+    "Latin-1": PARAMS.encode() + "# für\n".encode("latin-1"),
+    "digits": re.sub(r"(?m)^  seed: .*", f"  seed: {'9' * 5000}", PARAMS, count=1).encode(),
+    "fewer digits": re.sub(r"(?m)^  seed: .*", f"  seed: {'9' * 4000}", PARAMS, count=1).encode(),
+    "empty": b"",
+    "depth": b"download: " + b"[" * 5000,
+    "folder": None,
+}
+
+
+@pytest.mark.parametrize("command", [("plan",), ("repro",), ("new", "corpus", "--write"), ("recipe", "--hours", "1")])
+@pytest.mark.parametrize("fault", PARAMS_FAULTS)
+def test_a_fault_in_params_yaml_is_one_line(here, monkeypatch, capsys, fault, command):
+    (here / "corpus").mkdir()
+    (here / "corpus/a.txt").write_text("Some words of a text.\n" * 99)
+    (here / "params.yaml").unlink()
+    put(here / "params.yaml", PARAMS_FAULTS[fault])
+    (here / "dvc.yaml").write_text("stages:\n  a:\n    cmd: python -m stages.a\n")
+    monkeypatch.setattr(sys, "argv", ["athanor", *command])
+    assert cli.main() in (1, 2)
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and len(err) < 600, err
+
+
+@pytest.mark.parametrize("name", ["dvc.lock", "rl/dvc.lock", ".dvc/tmp/rwlock"])
+def test_a_folder_in_the_place_of_a_file_is_one_line(here, monkeypatch, capsys, name):
+    (here / name).mkdir(parents=True)
+    (here / "dvc.yaml").write_text("stages:\n  a:\n    cmd: python -m stages.a\n")
+    assert f"{name}: is a folder" in said(monkeypatch, capsys, "repro")
+    if name == "dvc.lock":
+        assert f"{name}: is a folder" in said(monkeypatch, capsys, "plan")
+
+
+RECORDS = ["null", "[]", "7", "{}", '{"stage": "sft"}', "", "{", '"text"', "[" * 9999]
+
+
+@pytest.mark.parametrize("text", RECORDS, ids=range(len(RECORDS)))
+def test_a_run_whose_record_is_damaged_stops_no_command(here, monkeypatch, text):
+    for name in ("meta.json", "end.json", "ship.json"):
+        folder = here / ".athanor/runs" / f"sft-1-{name[:3]}"
+        folder.mkdir(parents=True)
+        (folder / "journal.jsonl").touch()
+        (folder / "meta.json").write_text('{"stage": "sft", "pid": 1, "resumed": 0, "started_ms": 1}')
+        (folder / name).write_text(text)
+    assert len(ship.by_start(ship.run_folders(here))) == len(ship.unshipped(here)) == 3
+    assert not any(map(alive, ship.run_folders(here))) and repro.ending(here, 0) == (False, "")
+    assert not list(_finished_runs(here))
+    for command in ("stop", "explain", "health", "profile"):
+        monkeypatch.setattr(sys, "argv", ["athanor", command])
+        assert cli.main() in (0, 1, 2)
