@@ -58,12 +58,16 @@ class Finding:
 
 def examine(root: Path, deep: bool = False) -> tuple[list[Finding], dict[str, Any]]:
     """Every finding in the checkout at `root`, and what was measured; a check that cannot be made is a finding, too."""
-    from athanor.cli.doctor import checks, files, peers, speed
+    from athanor.cli.doctor import checks, files, peers, places, speed
 
     # Before the processes are listed: what has no living owner by then never gets one.
     unpublished = files.unpublished_writes(root)
     checkout = inspect_checkout(root)
     rules: dict[str, Callable[[Checkout], Iterable[Finding]]] = {
+        "git": places.repository,
+        "name": places.names,
+        "programs": places.programs,
+        "experiments": places.experiments,
         "process": checks.unseen,
         "lock": checks.locks,
         "record": checks.torn_records,
