@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 from athanor.cli.doctor import places
 from athanor.cli.doctor.main import Checkout, Finding
