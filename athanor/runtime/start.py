@@ -61,5 +61,5 @@ def _module(stem: str) -> str:
     if stem in sys.stdlib_module_names and stem not in HARMLESS:
         return "Python"
     installed = [path for path in sys.path if path.endswith("-packages")]
-    here = (f"{path}/{stem}{end}" for path in installed for end in (".py", "/__init__.py"))
-    return "an installed package" if any(map(os.path.isfile, here)) else ""
+    here = (f"{path}/{stem}{end}" for path in installed for end in ("", ".py"))
+    return "an installed package" if any(map(os.path.exists, here)) else ""

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import shutil
+import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -12,7 +17,9 @@ from athanor.cli import cli, repro
 from athanor.cli.plan.forecast import _finished_runs
 from athanor.runtime import presets, ship
 from athanor.runtime.journal import alive
+from athanor.runtime.terminal import in_words
 from tests.e2e.clone import ROOT
+from tests.runtime.toy_pipeline import Toy
 
 PARAMS = presets.complete(ROOT / "presets" / "micro.yaml")
 FAULTS = {
@@ -135,3 +142,87 @@ def test_a_run_whose_record_is_damaged_stops_no_command(here, monkeypatch, text)
     for command in ("stop", "explain", "health", "profile"):
         monkeypatch.setattr(sys, "argv", ["athanor", command])
         assert cli.main() in (0, 1, 2)
+
+
+def run(toy: Toy, *command: str, **env: str) -> str:
+    """What a command says, started by this Python with another environment; it must end well."""
+    clean = {name: value for name, value in toy.environment().items() if name not in ("LC_ALL", "LANG", "PYTHONUTF8")}
+    done = subprocess.run(command, cwd=toy.path, env={**clean, **env}, capture_output=True)
+    assert done.returncode in (0, 10), (done.stdout, done.stderr)
+    assert b"Traceback" not in done.stderr, done.stderr
+    return done.stdout.decode(errors="replace")
+
+
+ATHANOR = (sys.executable, "-m", "athanor")
+SEES = """
+import os, sys
+(CONTROL / "seen").write_text(f"{sys.flags.optimize} {sys.getfilesystemencoding()} {sys.executable}")
+print("± … Ж \\udc8f")
+"""
+
+
+NO_UTF8 = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+STARTS = [
+    {"PYTHONOPTIMIZE": "2"},
+    {"PYTHONOPTIMIZE": "1", "PYTHONIOENCODING": "iso-8859-1"},
+    {"LC_ALL": "C", **NO_UTF8, "PYTHONIOENCODING": "ascii:strict"},
+    {"LC_ALL": "POSIX", **NO_UTF8},
+    {"LC_ALL": "ru_RU.KOI8-R"},
+]
+
+
+@pytest.mark.parametrize("env", STARTS, ids=range(len(STARTS)))
+def test_every_start_of_python_prints_and_gives_the_same_results(toy, env):
+    if "ru_RU.KOI8-R" in env.values():
+        made = ("localedef", "-i", "ru_RU", "-f", "KOI8-R", str(toy.control / "ru_RU.KOI8-R"))
+        if not shutil.which("localedef") or subprocess.run(made, stderr=subprocess.DEVNULL).returncode:
+            pytest.skip("the locale cannot be made here")
+        env = {**env, "LOCPATH": str(toy.control)}
+    stage = toy.path / "stages/count.py"
+    text = stage.read_text().replace("    with run.slot(", f"{textwrap.indent(SEES, '    ')}    with run.slot(", 1)
+    stage.write_text(text)
+    seen = toy.control / "seen"
+    run(toy, *ATHANOR, "repro", **env)
+    assert seen.read_text() == f"0 utf-8 {sys.executable}"
+    assert "count" in run(toy, *ATHANOR, "summary", **env)
+    seen.unlink()
+    run(toy, sys.executable, "-m", "dvc", "repro", "-f", "-s", "count", **env)  # without our command in between
+    assert seen.read_text() == f"0 utf-8 {sys.executable}"
+
+
+def test_stages_are_started_with_the_python_of_the_command(toy, tmp_path):
+    other = tmp_path / "bin"
+    other.mkdir()
+    (other / "python").write_text("#!/bin/sh\necho another Python >&2\nexit 1\n")
+    (other / "python").chmod(0o755)
+    run(toy, *ATHANOR, "repro", PATH=f"{other}:/usr/bin:/bin")
+    assert toy.steps("report") == [0]
+
+
+def test_a_user_without_a_name_plans(toy):
+    code = "import os, pwd; pwd.getpwuid = lambda number: {}[number]\n"  # as glibc for a number without an entry
+    (toy.control / "sitecustomize.py").write_text(code)
+    clean = {name: "" for name in ("LOGNAME", "USER", "LNAME", "USERNAME")}
+    assert "count" in run(toy, *ATHANOR, "plan", **clean)
+    run(toy, *ATHANOR, "repro", **clean)
+
+
+@pytest.mark.parametrize("name", ["random.py", "copy.py", "types.py", "yaml/__init__.py", "ruamel.py"])
+def test_a_file_with_the_name_of_a_module_is_one_line(tmp_path, name):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("raise SystemExit('imported')\n")
+    (tmp_path / "test.py").write_text("")  # nothing imports it
+    (tmp_path / "athanor").symlink_to(ROOT / "athanor")
+    done = subprocess.run([sys.executable, "athanor", "help"], cwd=tmp_path, capture_output=True, text=True)
+    first = name.partition("/")[0]
+    assert done.returncode == 1 and done.stderr.startswith(f"{first}: has the name of a module")
+    assert done.stderr.count("\n") == 1 and done.stderr.endswith(f"Fix: mv {first} my_{first}\n")
+
+
+def test_rights_of_another_user_are_one_line(monkeypatch, tmp_path):
+    error = PermissionError(errno.EACCES, "Permission denied", str(tmp_path / ".dvc/tmp/lock"))
+    monkeypatch.setattr(os, "getuid", lambda: os.stat(tmp_path).st_uid + 1)
+    text = in_words(error) or ""
+    assert text.startswith(f"{error.filename}: permission denied; {tmp_path} belongs to user ") and "chown" in text
+    monkeypatch.undo()
+    assert f"chmod -R u+rwX {tmp_path}" in (in_words(error) or "")
