@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -121,6 +122,15 @@ def main() -> int:
     except AthanorError as error:
         print(error, file=sys.stderr)
         return 1
+    except ModuleNotFoundError as error:
+        if (error.name or "athanor").partition(".")[0] == "athanor":
+            raise
+        what = f"the package '{error.name}' is not installed for {sys.executable}"
+        print(f"{what}. Fix: make setup, then . .venv/bin/activate", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
     except BrokenPipeError:  # the reader of a pipe left: nobody to tell, but the command may not be done
         sys.stderr.close()
         return 1

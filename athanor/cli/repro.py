@@ -186,7 +186,7 @@ def supervise(root: Path, call: Callable[[], int], signals: list[int], restarts:
         deaths = [
             death_text(stage, message, oom_kills() > kills_before) for stage, message in lifetime.deaths(root).items()
         ]
-        if status < 0:
+        if status < 0 and not signals:
             deaths.append(f"dvc itself was killed (signal {-status}, {signal.strsignal(-status)})")
         all_deaths += deaths
         if not status or not deaths or signals or restarted == restarts:

@@ -20,7 +20,16 @@ from athanor.runtime.terminal import stop_signals
 
 LOCK = Path(SIDE) / dvc_lock.LOCK
 SHIP_SECONDS = 60.0
-DVC = (sys.executable, "-m", "dvc", "repro")
+# `python -m dvc repro`, which a signal during its imports ends without a traceback.
+START_DVC = """import _signal, sys
+_signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+import dvc._debug, dvc.cli.parser, dvc.config, dvc.repo.reproduce, dvc.stage.run
+from dvc.cli import main
+_signal.signal(_signal.SIGINT, _signal.default_int_handler)
+del sys.argv[0]
+sys.exit(main(sys.argv[1:]))
+"""
+DVC = (sys.executable, "-c", START_DVC, "dvc", "repro")
 
 
 def repro(root: Path, file: Path, stage: str, force: bool) -> int:

@@ -19,8 +19,7 @@ def settle() -> None:
     `python -O` drops the `assert` of the tests that judge a model's code, `-OO` the docstrings that exercises are made
     of. Without UTF-8 the names of files are other ones, and so are the hashes of folders.
     """
-    if not _named():
-        os.environ["LOGNAME"] = f"uid{os.getuid()}"
+    _name_user()
     if (form := os.environ.get("PYTHONIOENCODING", "")) and ":" not in form:
         os.environ["PYTHONIOENCODING"] = f"{form}:backslashreplace"
     if sys.flags.optimize or sys.getfilesystemencoding() != "utf-8":
@@ -36,14 +35,16 @@ def settle() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _named() -> bool:
-    """Whether the user has a name; DVC asks for it, and a container may run as a number without one."""
+def _name_user() -> None:
+    """Give a user without an entry in passwd, as containers have, the name and home that DVC asks for."""
     import pwd
 
     try:
-        return any(map(os.environ.get, USER_VARIABLES)) or bool(pwd.getpwuid(os.getuid()))
+        pwd.getpwuid(os.getuid())
     except KeyError:
-        return False
+        if not any(map(os.environ.get, USER_VARIABLES)):
+            os.environ["LOGNAME"] = f"uid{os.getuid()}"
+        os.environ.setdefault("HOME", os.path.join(os.getcwd(), ".athanor", "home"))
 
 
 def refuse_shadows(folder: str) -> None:

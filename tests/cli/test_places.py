@@ -6,14 +6,16 @@ import errno
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
-from athanor.cli import cli, repro
+from athanor.cli import cli, repro, side
 from athanor.cli.plan.forecast import _finished_runs
 from athanor.runtime import presets, ship
 from athanor.runtime.journal import alive
@@ -144,9 +146,9 @@ def test_a_run_whose_record_is_damaged_stops_no_command(here, monkeypatch, text)
         assert cli.main() in (0, 1, 2)
 
 
-def run(toy: Toy, *command: str, **env: str) -> str:
+def run(toy: Toy, *command: str, without: Collection[str] = ("LC_ALL", "LANG", "PYTHONUTF8"), **env: str) -> str:
     """What a command says, started by this Python with another environment; it must end well."""
-    clean = {name: value for name, value in toy.environment().items() if name not in ("LC_ALL", "LANG", "PYTHONUTF8")}
+    clean = {name: value for name, value in toy.environment().items() if name not in without}
     done = subprocess.run(command, cwd=toy.path, env={**clean, **env}, capture_output=True)
     assert done.returncode in (0, 10), (done.stdout, done.stderr)
     assert b"Traceback" not in done.stderr, done.stderr
@@ -199,12 +201,26 @@ def test_stages_are_started_with_the_python_of_the_command(toy, tmp_path):
     assert toy.steps("report") == [0]
 
 
-def test_a_user_without_a_name_plans(toy):
-    code = "import os, pwd; pwd.getpwuid = lambda number: {}[number]\n"  # as glibc for a number without an entry
+def test_a_user_without_a_name_and_a_home_plans_and_runs(toy):
+    code = "import os, pwd; pwd.getpwuid = lambda number: {}[number]\n"  # as for a number without an entry
     (toy.control / "sitecustomize.py").write_text(code)
-    clean = {name: "" for name in ("LOGNAME", "USER", "LNAME", "USERNAME")}
-    assert "count" in run(toy, *ATHANOR, "plan", **clean)
-    run(toy, *ATHANOR, "repro", **clean)
+    without = ("LOGNAME", "USER", "LNAME", "USERNAME", "HOME")
+    assert "count" in run(toy, *ATHANOR, "plan", without=without)
+    run(toy, *ATHANOR, "repro", without=without)
+
+
+def test_an_interrupt_while_dvc_is_imported_leaves_no_traceback(tmp_path):
+    (tmp_path / "dvc").mkdir()
+    (tmp_path / "dvc/__init__.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    done = subprocess.run(side.DVC, cwd=tmp_path, capture_output=True)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
+    # That is no death, which --supervise would answer by a new start.
+    assert repro.supervise(tmp_path, lambda: done.returncode, [signal.SIGINT], 3) == (-signal.SIGINT, [])
+
+
+def test_a_python_without_the_packages_is_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(cli.importlib, "import_module", lambda name: __import__("no_such_package"))
+    assert "the package 'no_such_package' is not installed for " in said(monkeypatch, capsys, "pin")
 
 
 @pytest.mark.parametrize("name", ["random.py", "copy.py", "types.py", "yaml/__init__.py", "ruamel.py"])

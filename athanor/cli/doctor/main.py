@@ -29,6 +29,7 @@ import psutil
 from athanor.base.errors import AthanorError, InputError
 from athanor.cli.slots import busy
 from athanor.runtime.machine import anchor
+from athanor.runtime.terminal import in_words
 
 FIX = "python -m athanor doctor --fix"
 
@@ -91,7 +92,9 @@ def examine(root: Path, deep: bool = False) -> tuple[list[Finding], dict[str, An
             findings += check(checkout)
         except (OSError, ValueError, KeyError, TypeError, sqlite3.Error, AthanorError) as error:
             what = f"could not be checked: {type(error).__name__}: {error}".replace("\n", " ")
-            findings.append(Finding(kind, str(root), what, "mend that file, then ask again"))
+            words = in_words(error) if isinstance(error, OSError) else None
+            what, _, command = (words or f"{what}. Fix: mend that file, then ask again").partition(". Fix: ")
+            findings.append(Finding(kind, str(root), what, command))
     return findings, checkout.measured
 
 
