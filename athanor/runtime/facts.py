@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.artifacts import digest, read_json
+from athanor.base.errors import AthanorError
 from athanor.base.host import memory_bytes, processor
 from athanor.base.strict import read_yaml
 from athanor.runtime import dvc_lock
@@ -178,7 +179,10 @@ class Graph:
 
 def check_names(root: Path) -> None:
     """InputError for a name that DVC could not write down, in a folder that a stage reads and none makes."""
-    graph = Graph(root)
+    try:
+        graph = Graph(root)
+    except AthanorError:  # DVC reports it
+        return
     read = {dep for stage in graph.stages for dep in graph.dependencies(stage) if not graph.maker(Path(dep))}
     for dep in sorted(read):
         for folder, folders, names in os.walk(root / dep):
