@@ -156,7 +156,7 @@ def _restore_hint(error: AthanorError) -> str:
     if not isinstance(error, ParamsError) or "DVC_ROOT" not in os.environ:
         return ""
     end = "" if str(error).endswith(("?", ".")) else "."
-    return f"{end} Once params.yaml is right, dvc repro brings back what DVC has removed"
+    return f"{end} Once that is right, dvc repro brings back what DVC has removed"
 
 
 def _report(run: Run | None, stage: str, status: str, message: str, code: int) -> int:

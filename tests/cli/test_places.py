@@ -247,5 +247,5 @@ def test_rights_of_another_user_are_one_line(monkeypatch, tmp_path):
 def test_a_stage_says_what_is_wrong_with_machine_yaml_once(toy):
     (toy.path / "machine.yaml").write_text("threads: -1\n")
     done = toy.dvc("repro", check=False)
-    line = "count: machine.yaml: threads: -1 is out of range. Fix: use a value from 0 to 1024\n"
+    line = "count: machine.yaml: threads: -1 is out of range. Fix: use a value from 0 to 1024. Once that is right, "
     assert done.returncode and done.stderr.count(line) == 1 and "Traceback" not in done.stderr, done.stderr
