@@ -43,7 +43,7 @@ REQUIREMENTS = ROOT / "requirements.txt"
 TORCH_PIN = "2.13.0"
 TORCH_RANGE = "torch>=2.9,<2.14"
 ONLY, ALSO = "--index-url", "--extra-index-url"
-GIT_INIT = "git init --quiet && git add -A"
+GIT_INIT = "git init && git add -A && git commit --quiet -m start"
 # The head of a console script, in the two forms that pip writes; the second is for paths with spaces and long ones.
 HEAD = re.compile(rb"\A#!(?:/bin/sh\n'''exec' )?[^\n]*/\.venv/bin/python[^\n]*\n(?:' '''\n)?")
 EXTRA = "xllamacpp==2026.10.11549"
@@ -121,7 +121,9 @@ def want_git() -> None:
         sys.exit(f"{what}; nothing was installed. Fix: {GIT_INIT}, then the same command again")
     if input(f"{what}. Make one here by `{GIT_INIT}`? [y/N] ").strip().lower() not in ("y", "yes"):
         sys.exit("nothing was installed")
-    subprocess.run(GIT_INIT, shell=True, cwd=ROOT, check=True)
+    known = not subprocess.run(["git", "config", "user.email"], capture_output=True).returncode
+    who = {f"GIT_{role}_{what}": "athanor" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    subprocess.run(GIT_INIT, shell=True, cwd=ROOT, check=True, env={**os.environ, **({} if known else who)})
 
 
 def mend_moved() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from athanor.cli.doctor import places
 from athanor.cli.doctor.main import Checkout, Finding
+from tests.e2e.clone import environment
 
 
 def findings(check, folder: Path) -> list[Finding]:
@@ -17,7 +18,10 @@ def findings(check, folder: Path) -> list[Finding]:
 
 def test_what_is_typed_in_the_folder_of_a_zip_cures_it(tmp_path):
     (found,) = findings(places.repository, tmp_path)
-    subprocess.run(found.command, shell=True, cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+    (tmp_path / "file").touch()
+    who = {f"GIT_{role}_{what}": "t@localhost" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    env = environment(**who)
+    subprocess.run(found.command, shell=True, cwd=tmp_path, env=env, check=True, stdout=subprocess.DEVNULL)
     assert not findings(places.repository, tmp_path)
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.clone import ROOT, environment
 from tools import install
 
-ROOT = Path(__file__).resolve().parents[2]
+WHO = {f"GIT_{role}_{what}": "t@localhost" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
 
 
 @pytest.fixture
@@ -41,7 +42,8 @@ def test_a_zip_is_seen_before_anything_is_installed(unpacked):
     done = setup(unpacked, stdin=subprocess.DEVNULL)
     assert done.returncode == 1 and not (unpacked / ".venv").exists()
     assert done.stderr.count("\n") == 1 and "is not a git repository (a ZIP file?)" in done.stderr
-    subprocess.run(done.stderr.partition("Fix: ")[2].partition(", then")[0], shell=True, cwd=unpacked, check=True)
+    typed = done.stderr.partition("Fix: ")[2].partition(", then")[0]
+    subprocess.run(typed, shell=True, cwd=unpacked, env=environment(**WHO), check=True)
     assert setup(unpacked, stdin=subprocess.DEVNULL).stderr.startswith("CHIP=none: ")  # the check that comes next
 
 
@@ -49,6 +51,9 @@ def test_a_zip_is_seen_before_anything_is_installed(unpacked):
 def test_on_a_terminal_git_init_is_offered(unpacked, monkeypatch, answer):
     monkeypatch.setattr(install, "ROOT", unpacked)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(unpacked.parent))
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    for name in WHO:
+        monkeypatch.delenv(name, raising=False)
     for stream in (sys.stdin, sys.stdout):
         monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda words: answer)
@@ -57,7 +62,8 @@ def test_on_a_terminal_git_init_is_offered(unpacked, monkeypatch, answer):
     else:
         with pytest.raises(SystemExit, match="nothing was installed"):
             install.want_git()
-    assert (unpacked / ".git").exists() == (answer == "y")
+    log = subprocess.run(["git", "log", "--format=%an"], cwd=unpacked, capture_output=True, text=True)
+    assert log.stdout == ("athanor\n" if answer == "y" else "")  # Git knew no name
 
 
 def test_a_file_with_the_name_of_a_module_is_named_first(unpacked):

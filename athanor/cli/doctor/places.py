@@ -25,7 +25,7 @@ INTERPRETER = re.compile(
 def repository(checkout: Checkout) -> Iterator[Finding]:
     if not git(checkout.root, "rev-parse", "--git-dir") and not (checkout.root / ".git").exists():
         what = "is no Git repository (a ZIP file?), and every dvc command fails"
-        yield Finding("git", str(checkout.root), what, "git init && git add -A")
+        yield Finding("git", str(checkout.root), what, "git init && git add -A && git commit -m start")
 
 
 def names(checkout: Checkout) -> Iterator[Finding]:
