@@ -47,7 +47,8 @@ def programs(checkout: Checkout) -> Iterator[Finding]:
         what = (
             f"is {python or 'not found'} in this shell, and `dvc repro` starts stages so; `athanor repro` takes its own"
         )
-        yield Finding("programs", "python", what, f". {shlex.quote(own)}/activate", note=True)
+        folder = ".venv/bin" if own == str(checkout.root / ".venv/bin") else shlex.quote(own)
+        yield Finding("programs", "python", what, f". {folder}/activate", note=True)
 
 
 def experiments(checkout: Checkout) -> Iterator[Finding]:
@@ -58,7 +59,9 @@ def experiments(checkout: Checkout) -> Iterator[Finding]:
         homes = (Path.home() / ".cache", Path("/var/tmp"))
         home = next(home for home in homes if str(home).isascii())
         target, folder = shlex.quote(str(home / name)), shlex.quote(str(home))
-        move = f"mkdir -p {folder} && mv {shlex.quote(str(cache))} {target} && " if cache != root else ""
+        move = (
+            f"mkdir -p {folder} && mv {shlex.quote(os.path.relpath(cache, root))} {target} && " if cache != root else ""
+        )
         command = f"{move}dvc config --local cache.dir {target}"
         yield Finding("experiments", str(cache), f"this path is not ASCII: {ASCII_ONLY}", command)
     for pair in git(root, "config", "--local", "--list", "-z").split("\0"):
