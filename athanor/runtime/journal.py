@@ -177,5 +177,7 @@ class Journal:
 
     def close(self, status: str, **facts: Any) -> None:
         """Finish the run with FINISHED, FAILED or KILLED. Reopening the directory resumes it."""
-        self._file.close()
-        write_json(self.folder / "end.json", {"status": status, "ended_ms": now_ms(), **redact(facts)})
+        try:  # before the lock goes: a run without both was killed
+            write_json(self.folder / "end.json", {"status": status, "ended_ms": now_ms(), **redact(facts)})
+        finally:
+            self._file.close()
