@@ -30,7 +30,9 @@ def one_line_errors() -> Iterator[None]:
         yield
     except DvcException as error:
         text = " ".join(str(error).split())
-        fix = "git init && git add -A && git commit -m start" if "is not a git repository" in text else "see: dvc status"
+        fix = (
+            "git init && git add -A && git commit -m start" if "is not a git repository" in text else "see: dvc status"
+        )
         raise InputError(text, where="dvc", fix=fix) from None
 
 
