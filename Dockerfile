@@ -34,6 +34,7 @@ ENV PIP_CONSTRAINT=
 COPY --chown=athanor requirements.txt ./
 COPY --chown=athanor tools/install.py tools/
 COPY --chown=athanor athanor/hardware/cards.py athanor/hardware/
+COPY --chown=athanor athanor/runtime/start.py athanor/runtime/
 ARG CHIP=cpu
 # Of a public index: a build argument stays in the image's history, so none with a password belongs here.
 ARG TORCH_INDEX=

@@ -24,11 +24,12 @@ def script(path, text):
 def test_the_launcher_of_a_checkout_with_such_a_path_starts_its_python(tmp_path, monkeypatch):
     (tmp_path / ODD).mkdir()
     monkeypatch.setattr(install, "PYTHON", script(tmp_path / ODD / "python", 'echo "$@"\n'))
+    monkeypatch.setattr(install, "LAUNCHER", tmp_path / ODD / "athanor")
     install.write_launcher()
     said = subprocess.run(
         [str(tmp_path / ODD / "athanor"), "plan"], cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    assert said.stdout == "-m athanor plan\n" and not (tmp_path / "pwned").exists()
+    assert said.stdout == "athanor plan\n" and not (tmp_path / "pwned").exists()
 
 
 def test_a_password_of_the_package_index_is_on_no_command_line_and_in_no_message(tmp_path, monkeypatch):

@@ -19,6 +19,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import site
 import subprocess
 import sys
@@ -30,16 +31,21 @@ from pathlib import Path
 from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.append(str(ROOT))  # last: files of the checkout may have the names of Python's modules
 from athanor.hardware import cards as chips  # noqa: E402  (the standard library only)
+from athanor.runtime.start import refuse_shadows, settle  # noqa: E402
 
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
+LAUNCHER = VENV / "bin" / "athanor"
 STAMP = VENV / "athanor-install.json"
 REQUIREMENTS = ROOT / "requirements.txt"
 TORCH_PIN = "2.13.0"
 TORCH_RANGE = "torch>=2.9,<2.14"
 ONLY, ALSO = "--index-url", "--extra-index-url"
+GIT_INIT = "git init && git add -A && git commit --quiet -m start"
+# The head of a console script, in the two forms that pip writes; the second is for paths with spaces and long ones.
+HEAD = re.compile(rb"\A#!(?:/bin/sh\n'''exec' )?[^\n]*/\.venv/bin/python[^\n]*\n(?:' '''\n)?")
 EXTRA = "xllamacpp==2026.10.11549"
 PROBE = """import json, torch
 flags = getattr(getattr(torch, "_C", None), "_cuda_getArchFlags", str)() or ""
@@ -71,7 +77,11 @@ def pip(*args: str, check: bool = True, index: str = "") -> subprocess.Completed
         requirements = f"{index} ${{TORCH_INDEX}}\n"
         if index == ONLY:  # it replaces other indexes, but not a folder of wheels that pip is configured with
             environment["PIP_FIND_LINKS"] = str(VENV)
-    done = subprocess.run(command, capture_output=True, text=True, input=requirements, env=environment)
+    # On a terminal pip shows its progress; with --quiet it is asked for a report.
+    out = None if sys.stdout.isatty() and "--quiet" not in args else subprocess.PIPE
+    done = subprocess.run(
+        command, stdout=out, stderr=subprocess.PIPE, text=True, errors="replace", input=requirements, env=environment
+    )
     if check and done.returncode:
         errors = [line for line in done.stderr.splitlines() if "ERROR" in line] or done.stderr.splitlines()[-5:]
         # pip gives up on an index that it cannot reach, and then says that versions contradict each other.
@@ -98,6 +108,40 @@ def say(text: str) -> None:
     print(f"install: {text}", flush=True)
 
 
+def want_git() -> None:
+    """Exit where the checkout is in no Git repository, as in the folder of a ZIP file; on a terminal, offer to make one."""
+    if not (ROOT / "dvc.yaml").exists():  # a container's image, whose volume gets one (tools/entry.sh)
+        return
+    if not shutil.which("git"):
+        sys.exit("git is not installed. Fix: sudo apt install git (on a Mac: xcode-select --install)")
+    if not subprocess.run(["git", "rev-parse"], cwd=ROOT, capture_output=True).returncode or (ROOT / ".git").exists():
+        return
+    what = f"{ROOT} is not a git repository (a ZIP file?), and DVC works in one only"
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        sys.exit(f"{what}; nothing was installed. Fix: {GIT_INIT}, then the same command again")
+    if input(f"{what}. Make one here by `{GIT_INIT}`? [y/N] ").strip().lower() not in ("y", "yes"):
+        sys.exit("nothing was installed")
+    known = not subprocess.run(["git", "config", "user.email"], capture_output=True).returncode
+    who = {f"GIT_{role}_{what}": "athanor" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    subprocess.run(GIT_INIT, shell=True, cwd=ROOT, check=True, env={**os.environ, **({} if known else who)})
+
+
+def mend_moved() -> None:
+    """Put this path into the scripts of a .venv that was made elsewhere: they name their interpreter by its path."""
+    interpreter = os.fsencode(shlex.quote(str(PYTHON)))
+    if VENV.is_symlink() or not PYTHON.exists() or not LAUNCHER.exists() or interpreter in LAUNCHER.read_bytes():
+        return
+    shared = re.search(r"(?m)^include-system-site-packages *= *true", (VENV / "pyvenv.cfg").read_text(encoding="utf-8"))
+    options = ["--without-pip", "--symlinks", *(["--system-site-packages"] if shared else [])]
+    subprocess.run([str(PYTHON), "-m", "venv", *options, str(VENV)], check=True)  # for `activate`
+    head = b"#!/bin/sh\n'''exec' %s \"$0\" \"$@\"\n' '''\n" % interpreter
+    for script in PYTHON.parent.iterdir():
+        if script.is_file() and not script.is_symlink() and HEAD.match(text := script.read_bytes()):
+            script.write_bytes(HEAD.sub(lambda _: head, text))
+    write_launcher()
+    say("the checkout was moved or copied, and .venv is repaired; in an open shell: . .venv/bin/activate")
+
+
 def make_venv(cards: list[chips.Card]) -> None:
     if PYTHON.exists():
         return
@@ -107,6 +151,9 @@ def make_venv(cards: list[chips.Card]) -> None:
     if wrong := torch and chips.misfit(torch, cards):
         say(f"{sys.executable} is not built on: {wrong}")
     shared = bool(torch) and not wrong
+    for link in (VENV / "bin").glob("python*"):  # of a Python that was removed or updated since
+        if not link.exists():
+            link.unlink()
     say("creating .venv" + (f" on top of torch {torch['version']}, which is already installed" if shared else ""))
     try:
         venv.EnvBuilder(with_pip=True, symlinks=True, system_site_packages=shared).create(VENV)
@@ -156,14 +203,16 @@ def refuse(torch: dict, cards: list[chips.Card]) -> NoReturn:
 
 def write_launcher() -> None:
     """`athanor` for `python -m athanor`: runs the code of the directory it is called in, as stages do."""
-    launcher = PYTHON.parent / "athanor"
-    launcher.write_text(f'#!/bin/sh\nexec {shlex.quote(str(PYTHON))} -m athanor "$@"\n')
-    launcher.chmod(0o755)
+    LAUNCHER.write_bytes(os.fsencode(f'#!/bin/sh\nexec {shlex.quote(str(PYTHON))} athanor "$@"\n'))
+    LAUNCHER.chmod(0o755)
 
 
 def main() -> None:
     if sys.version_info < (3, 11):  # noqa: UP036  (whoever runs this may have an older one)
         sys.exit(f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}; try make PYTHON=python3.12")
+    refuse_shadows(str(ROOT))
+    want_git()
+    mend_moved()
     before = stamp()
     chip = os.environ.get("CHIP") or before.get("chip", "auto")
     if chip not in (*chips.CHIPS, "auto"):
@@ -177,7 +226,7 @@ def main() -> None:
     started = time.monotonic()
     make_venv(cards)
     torch = install_torch(cards)
-    count = sum(1 for line in REQUIREMENTS.read_text().splitlines() if "==" in line)
+    count = sum(1 for line in REQUIREMENTS.read_text(encoding="utf-8").splitlines() if "==" in line)
     say(f"{count} pinned packages, a minute or two")
     pip("install", "-r", str(REQUIREMENTS))
     if pip("install", EXTRA, check=False).returncode:
@@ -185,7 +234,10 @@ def main() -> None:
     write_launcher()
     STAMP.write_text(json.dumps({"digest": wanted(), "chip": chip, "torch": torch}))
     say(f"done in {time.monotonic() - started:.0f} s")
+    if not str(ROOT).isascii():
+        say("this path is not ASCII: before `dvc exp run` with --temp or --queue, ask athanor doctor")
 
 
 if __name__ == "__main__":
+    settle()
     main()

@@ -11,8 +11,9 @@ that default is a dataclass, the file names only what differs from it.
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
+import shlex
+import sys
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ from athanor.base.artifacts import naming
 from athanor.base.errors import ParamsError, suggest
 
 T = TypeVar("T")
+MAX_INTEGER = 2**63
 
 
 def param(
@@ -50,23 +52,34 @@ def check_file_names(names: Sequence[str], where: str) -> None:
             raise ParamsError(f"two {where} are named '{name}'", where=where, fix="rename one")
 
 
-def read_yaml(path: str | Path) -> dict[str, Any]:
-    """Read a YAML 1.2 mapping; ParamsError for a missing file, bad syntax or a duplicate key."""
+def read_yaml(path: str | Path, *, may_be_empty: bool = False) -> dict[str, Any]:
+    """Read a YAML 1.2 mapping; ParamsError for what is none: a folder, another encoding, bad syntax, a duplicate key."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
     path = Path(path)
+    name = shlex.quote(str(path))
     try:
         with naming(path):
             data = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ParamsError("file not found", where=path, fix="restore it: git checkout params.yaml") from None
-    except YAMLError as error:
+    except IsADirectoryError:
+        raise ParamsError("is a folder", where=path, fix=f"mv {name} {name}.old") from None
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        encoding = "UTF-16" if error.object[:2] in (b"\xff\xfe", b"\xfe\xff") else "ENCODING"
+        fix = f"save it as UTF-8: iconv -f {encoding} -t UTF-8 {name} > new.yaml && mv new.yaml {name}"
+        raise ParamsError(f"line {line} is not UTF-8", where=path, fix=fix) from None
+    except (YAMLError, ValueError, TypeError, RecursionError) as error:  # the last ones from values and nesting
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
-        raise ParamsError(f"not valid YAML{line}: {getattr(error, 'problem', error)}", where=path) from None
+        why = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise ParamsError(f"not valid YAML{line}: {why}", where=path) from None
+    if data is None and may_be_empty:
+        return {}
     if not isinstance(data, Mapping):
-        raise ParamsError("expected a mapping of sections", where=path)
+        raise ParamsError("expected a mapping, lines of 'name: value'", where=path)
     return dict(data)
 
 
@@ -101,12 +114,12 @@ def build(schema: Any, value: Any, where: str) -> Any:
             raise _wrong(value, "a mapping", where)
         return {str(key): build(args[1], item, f"{where}.{key}") for key, item in value.items()}
     if schema is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        if not math.isfinite(value):
+        if not abs(value) <= sys.float_info.max:
             raise _wrong(value, "a finite number", where)
         return float(value)
     if schema in (bool, int, str):
         # bool is a subclass of int: `layers: true` must not pass as 1.
-        if type(value) is not schema:
+        if type(value) is not schema or (schema is int and abs(value) >= MAX_INTEGER):
             raise _wrong(value, {bool: "true or false", int: "a whole number", str: "text"}[schema], where)
         return value
     raise _wrong(value, "a number" if schema is float else str(schema), where)
@@ -171,4 +184,4 @@ def _choice(value: Any, allowed: tuple[Any, ...], where: str) -> Any:
 
 
 def _wrong(value: Any, expected: str, where: str) -> ParamsError:
-    return ParamsError(f"expected {expected}, found {value!r}", where=where)
+    return ParamsError(f"expected {expected}, found {value!r:.100}", where=where)

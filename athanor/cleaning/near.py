@@ -201,7 +201,8 @@ def sets_of_pairs(task: Mapping[str, Any], out: Path) -> Facts:
     for unit in range(task["units"]):
         rows.append(np.unique(between(corpus.path(task["pairs"], unit, "pairs"), task["start"], task["stop"])[0]))
         rivals = np.load(corpus.path(task["pairs"], unit, "rivals"), mmap_mode="r")
-        rows.append(np.array(rivals[slice(*np.searchsorted(rivals, (task["start"], task["stop"])))]))  # a view keeps it open
+        # A view would keep the file of each unit open.
+        rows.append(np.array(rivals[slice(*np.searchsorted(rivals, (task["start"], task["stop"])))]))
     return write_sets(task["shards"], np.unique(np.concatenate(rows)), out)
 
 

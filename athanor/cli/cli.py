@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -110,19 +111,28 @@ def call(name: str, arguments: Sequence[str]) -> int:
 
 def main() -> int:
     name, arguments = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
-    if name in ("", "help", "--help", "-h"):
-        print(usage("--all" in arguments))
-        return 0
-    if name not in COMMANDS:
+    if name and name not in (*COMMANDS, "help", "--help", "-h"):
         print(f"no command '{name}'. Fix: {suggest(name, COMMANDS)}; athanor help lists the commands", file=sys.stderr)
         return 2
     try:
+        if name not in COMMANDS:
+            print(usage("--all" in arguments), flush=True)
+            return 0
         return call(name, arguments)
     except AthanorError as error:
         from athanor.runtime.redact import redact
 
         print(redact(str(error)), file=sys.stderr)
         return 1
+    except ModuleNotFoundError as error:
+        if (error.name or "athanor").partition(".")[0] == "athanor":
+            raise
+        what = f"the package '{error.name}' is not installed for {sys.executable}"
+        print(f"{what}. Fix: make setup, then . .venv/bin/activate", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
     except BrokenPipeError:  # the reader of a pipe left: nobody to tell, but the command may not be done
         sys.stderr.close()
         return 1

@@ -23,11 +23,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from athanor.base.artifacts import read_json, write_text
+from athanor.base.artifacts import write_text
 from athanor.base.errors import InputError
 from athanor.cli.live import LOG
 from athanor.runtime import facts, lifetime
-from athanor.runtime.journal import alive
+from athanor.runtime.journal import Record, alive
 from athanor.runtime.machine import anchor
 from athanor.runtime.redact import redact_params
 from athanor.troubles.trouble import Hit, search
@@ -63,11 +63,11 @@ def last_failure(root: Path) -> tuple[str, Path | None]:
     runs = sorted((root / ".athanor" / "runs").glob("*/meta.json"), key=lambda path: path.stat().st_mtime)
     for folder in (path.parent for path in reversed(runs)):
         if (folder / "end.json").is_file():
-            end = read_json(folder / "end.json")
+            end = Record(folder / "end.json")
             if end["status"] != "FINISHED":
                 return str(end.get("error", "")), folder
         elif not alive(folder):
-            stage = read_json(folder / "meta.json")["stage"]
+            stage = Record(folder / "meta.json")["stage"]
             return lifetime.KILLED.format(stage=stage), folder
     return "", None
 

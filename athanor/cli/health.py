@@ -17,13 +17,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from athanor.base.artifacts import read_json
 from athanor.base.errors import AthanorError, InputError
 from athanor.cli.render import fill_template
 from athanor.monitor.finding import events, status
 from athanor.monitor.monitor import PHASES, Reader
 from athanor.monitor.thresholds import Thresholds, load
-from athanor.runtime.journal import alive, rows
+from athanor.runtime.journal import Record, alive, rows
 from athanor.runtime.machine import anchor
 from athanor.runtime.ship import by_start, run_folders
 
@@ -48,7 +47,7 @@ def choose(root: Path, name: str) -> Path:
 
 
 def _stage(folder: Path) -> str:
-    return str(read_json(folder / "meta.json").get("stage", ""))
+    return str(Record(folder / "meta.json").get("stage", ""))
 
 
 def _known_runs(folders: list[Path]) -> str:
@@ -74,7 +73,7 @@ def state(folder: Path) -> str:
     """RUNNING, how the run ended, or DIED when it could not say."""
     end = folder / "end.json"
     if end.is_file():
-        return str(read_json(end)["status"])
+        return str(Record(end)["status"])
     return "RUNNING" if (folder / "meta.json").is_file() and alive(folder) else "DIED"
 
 

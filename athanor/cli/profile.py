@@ -21,7 +21,7 @@ from athanor.base.errors import InputError
 from athanor.cli.cli import positive
 from athanor.cli.stop import POLL, label, running
 from athanor.monitor.monitor import PHASES
-from athanor.runtime.journal import alive
+from athanor.runtime.journal import Record, alive
 from athanor.runtime.machine import anchor
 from athanor.runtime.profiling import COLUMNS, MAX_STEPS, MEMORY, OPERATIONS, PROFILE, TENSORS, TRACE
 from athanor.runtime.progress import duration
@@ -34,7 +34,7 @@ SHOWN = 15  # operations
 def trainings(root: Path) -> list[Path]:
     """Journal folders of the stages at work that train; InputError when there is none."""
     folders = running(root)
-    found = [folder for folder in folders if read_json(folder / "meta.json")["stage"] in PHASES]
+    found = [folder for folder in folders if Record(folder / "meta.json")["stage"] in PHASES]
     if found:
         return found
     at_work = f"; {', '.join(map(label, folders))} is at work and trains nothing" if folders else ""
@@ -45,7 +45,7 @@ def trainings(root: Path) -> list[Path]:
 def profile(root: Path, steps: int, wait: float) -> Path:
     """Ask for a profile and wait for it; returns its folder."""
     folders, file, deadline = trainings(root), root / ".athanor" / PROFILE, time.monotonic() + wait
-    before, pids = _profiles(folders), [read_json(folder / "meta.json")["pid"] for folder in folders]
+    before, pids = _profiles(folders), [Record(folder / "meta.json")["pid"] for folder in folders]
     write_text(file, f"{steps}\n")
     shown = ""
     try:

@@ -24,7 +24,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from athanor.base.artifacts import read_json, write_text
+from athanor.base.artifacts import write_text
+from athanor.base.errors import AthanorError
 from athanor.base.host import memory_bytes, peak_bytes
 from athanor.cli import explain, live, side, summary
 from athanor.cli.battery_gate import check_battery
@@ -32,8 +33,10 @@ from athanor.cli.corpus_gate import check_corpus
 from athanor.cli.data import report
 from athanor.runtime import dvc_lock, lifetime, ship
 from athanor.runtime.closure import FOREIGN
-from athanor.runtime.facts import Graph
+from athanor.runtime.facts import Graph, check_names
 from athanor.runtime.guards import UNTIL
+from athanor.runtime.journal import Record
+from athanor.runtime.machine import machine
 from athanor.runtime.notify import DONE, FAILED, notify
 from athanor.runtime.progress import duration
 from athanor.runtime.run import PARAMS
@@ -66,7 +69,9 @@ def main() -> int:
     root = Path.cwd()
     # A moment and not an amount: the stages of one repro share what is left.
     deadline_env = {} if args.max_minutes is None else {UNTIL: f"{time.time() + 60 * args.max_minutes:.1f}"}
+    machine()  # for its message
     built = check_file(PARAMS)  # before DVC, which deletes a stage's outputs and only then starts it
+    check_names(root)
     base = built["sft"].base
     if base == SCRATCH:
         check_battery(root, built["battery"])
@@ -151,12 +156,14 @@ def asked_for(root: Path, arguments: list[str]) -> set[str] | None:
 
 def ending(root: Path, since_ms: int) -> tuple[bool, str]:
     """How the last run that did not finish since then ended: whether by a request to stop, and the words of its stage."""
-    ends = [(read_json(path), path) for path in (root / ".athanor" / "runs").glob("*/end.json")]
-    broken = [(end, path) for end, path in ends if end["ended_ms"] >= since_ms and end["status"] != "FINISHED"]
-    if not broken:
-        return False, ""
-    end, path = max(broken, key=lambda pair: pair[0]["ended_ms"])
-    return end["status"] == "KILLED", f"{read_json(path.with_name('meta.json'))['stage']}: {end['error']}"
+    broken = []
+    for path in (root / ".athanor" / "runs").glob("*/end.json"):
+        with contextlib.suppress(AthanorError):  # a damaged one says nothing
+            end = Record(path)
+            if end["ended_ms"] >= since_ms and end["status"] != "FINISHED":
+                stage = Record(path.with_name("meta.json"))["stage"]
+                broken.append((end["ended_ms"], end["status"] == "KILLED", f"{stage}: {end['error']}"))
+    return max(broken, default=(0, False, ""))[1:]
 
 
 # -- how a stage died, and another start where that helps -----------------------------------------------------------------
@@ -182,7 +189,7 @@ def supervise(root: Path, call: Callable[[], int], signals: list[int], restarts:
         deaths = [
             death_text(stage, message, oom_kills() > kills_before) for stage, message in lifetime.deaths(root).items()
         ]
-        if status < 0:
+        if status < 0 and not signals:
             deaths.append(f"dvc itself was killed (signal {-status}, {signal.strsignal(-status)})")
         all_deaths += deaths
         if not status or not deaths or signals or restarted == restarts:

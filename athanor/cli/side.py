@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,16 @@ from athanor.runtime.terminal import stop_signals
 
 LOCK = Path(SIDE) / dvc_lock.LOCK
 SHIP_SECONDS = 60.0
-DVC = (sys.executable, "-m", "dvc", "repro")
+# `python -m dvc repro`, which a signal during its imports ends without a traceback.
+START_DVC = """import _signal, sys
+_signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+import dvc._debug, dvc.cli.parser, dvc.config, dvc.repo.reproduce, dvc.stage.run
+from dvc.cli import main
+_signal.signal(_signal.SIGINT, _signal.default_int_handler)
+del sys.argv[0]
+sys.exit(main(sys.argv[1:]))
+"""
+DVC = (sys.executable, "-c", START_DVC, "dvc", "repro")
 
 
 def repro(root: Path, file: Path, stage: str, force: bool) -> int:
@@ -67,6 +77,7 @@ def command_runner(
 
     Ctrl-C reaches DVC and its stage as well, which save and leave; in a container this process' end would be theirs.
     SIGTERM and SIGHUP are passed on to the command. Handlers, and not SIG_IGN, which the command would inherit.
+    Stages are started as `python`, so that of this environment comes first, whichever the shell would take.
     """
     children: list[subprocess.Popen[bytes]] = []
     signals = [] if signals is None else signals
@@ -79,8 +90,9 @@ def command_runner(
         if not running:
             sys.exit(128 + number)
 
-    def call(command: list[str], **popen_options: Any) -> int:
-        children.append(subprocess.Popen(command, **popen_options))
+    def call(command: list[str], env: Mapping[str, str] = os.environ, **popen_options: Any) -> int:
+        path = os.pathsep.join([os.path.dirname(sys.executable), *filter(None, [env.get("PATH")])])
+        children.append(subprocess.Popen(command, env={**env, "PATH": path}, **popen_options))
         return wait(children[-1])
 
     signal.signal(signal.SIGINT, lambda number, _: signals.append(number))

@@ -16,10 +16,10 @@ import sys
 import time
 from pathlib import Path
 
-from athanor.base.artifacts import read_json, write_text
+from athanor.base.artifacts import write_text
 from athanor.base.errors import InputError
 from athanor.runtime.guards import SAVE, STOP
-from athanor.runtime.journal import alive
+from athanor.runtime.journal import Record, alive
 from athanor.runtime.machine import anchor
 from athanor.runtime.progress import duration
 
@@ -83,7 +83,7 @@ def _report_timeout(waiting: list[Path], file: Path, wait: float) -> int:
 
 
 def label(folder: Path) -> str:
-    meta = read_json(folder / "meta.json")
+    meta = Record(folder / "meta.json")
     return f"{meta['stage']} (process {meta['pid']})"
 
 
@@ -94,7 +94,7 @@ def _labels(folders: list[Path]) -> str:
 def _end_text(folder: Path) -> str:
     if not (folder / "end.json").is_file():
         return "killed; the same command goes on from the last checkpoint"
-    end = read_json(folder / "end.json")
+    end = Record(folder / "end.json")
     if end["status"] == "FINISHED":
         return "was through before it came to stop; the next stage may begin now, ask again then"
     return str(end.get("error", end["status"]))

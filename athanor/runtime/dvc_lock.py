@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -40,6 +41,8 @@ POLL_SECONDS = 0.2  # dvc needs longer than that to start and read the file
 
 def stages(path: Path) -> dict[str, Any]:
     """The entry of each stage in a dvc.lock, none where the file is missing; InputError when DVC could not read it."""
+    if path.is_dir():
+        raise InputError("is a folder", where=str(path), fix=f"rm -r {shlex.quote(str(path))} && git checkout {LOCK}")
     if not path.is_file():
         return {}
     data = path.read_bytes()
@@ -89,6 +92,8 @@ def mend(root: Path) -> list[str]:
     Without a copy the file is removed: DVC then takes the results of all stages from its run-cache. A torn list of
     DVC's locks is removed, too.
     """
+    for path in filter(Path.is_dir, files(root)):
+        stages(path)  # raises
     lock, repairs = root / GUARD, []
     # Not made where it is missing: for DVC's other kind of lock (core.hardlink_lock) the file itself is the lock.
     with try_lock(lock) if lock.exists() else nullcontext(True) as free:
@@ -218,7 +223,7 @@ def _parsed(data: bytes) -> dict[str, Any] | None:
                 return None
             if not isinstance(entry["cmd"], (str, list)) or not all(isinstance(value, dict) for value in values):
                 return None
-    except (YAMLError, ValueError, KeyError, TypeError, AttributeError):
+    except (YAMLError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return dict(entries)
 

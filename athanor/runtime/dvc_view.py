@@ -29,7 +29,11 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except DvcException as error:
-        raise InputError(" ".join(str(error).split()), where="dvc", fix="see: dvc status") from None
+        text = " ".join(str(error).split())
+        fix = (
+            "git init && git add -A && git commit -m start" if "is not a git repository" in text else "see: dvc status"
+        )
+        raise InputError(text, where="dvc", fix=fix) from None
 
 
 def open_repo(root: Path) -> Any:

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.artifacts import digest, read_json
+from athanor.base.errors import AthanorError
 from athanor.base.host import memory_bytes, processor
 from athanor.base.strict import read_yaml
 from athanor.runtime import dvc_lock
 from athanor.runtime.closure import entries, graphs
 from athanor.runtime.machine import cores
 from athanor.runtime.redact import redact
+from athanor.text.globs import check_name
 
 # Names of variables begin so.
 VARIABLES = re.compile("AMD|ATHANOR|CU[BD]|DVC|GPU|HIP|HSA|KMP|LD_|MIO|MKL|MPI|NCCL|NV|OMP|PYT|RCCL|ROC|TORCH|TRITON")
@@ -37,7 +39,7 @@ def git(root: Path, *args: str) -> str:
         process = subprocess.run(["git", "-C", str(root), *args], capture_output=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return os.fsdecode(process.stdout).strip() if process.returncode == 0 else ""
+    return process.stdout.decode(errors="backslashreplace").strip() if process.returncode == 0 else ""
 
 
 def provenance(root: Path, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,6 +175,19 @@ class Graph:
         """DVC's hash of every data dependency of a stage, from the lock entries of the stages before it."""
         locked = dvc_lock.outputs(self.root / dvc_lock.LOCK) if stage in self._all_stages else {}
         return {dep: locked[dep] for dep in self.dependencies(stage) if dep in locked}
+
+
+def check_names(root: Path) -> None:
+    """InputError for a name that DVC could not write down, in a folder that a stage reads and none makes."""
+    try:
+        graph = Graph(root)
+    except AthanorError:  # DVC reports it
+        return
+    read = {dep for stage in graph.stages for dep in graph.dependencies(stage) if not graph.maker(Path(dep))}
+    for dep in sorted(read):
+        for folder, folders, names in os.walk(root / dep):
+            for name in (*folders, *names):
+                check_name(Path(os.path.relpath(folder, root), name))
 
 
 def _paths(stage: Mapping[str, Any], *kinds: str) -> list[str]:

@@ -29,11 +29,13 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.artifacts import read_json, write_json
+from athanor.base.errors import AthanorError, InputError
 from athanor.runtime.locks import locked, process_exists
 from athanor.runtime.redact import redact
 
 TAIL_BYTES = 2**20
 ROLLBACK = "rollback"
+DAMAGED = "delete this run's folder; results and checkpoints are elsewhere"
 
 
 def now_ms() -> int:
@@ -79,17 +81,34 @@ def read_after(folder: Path, offset: int) -> bytes:
         return data[: data.rfind(b"\n") + 1]
 
 
+class Record(dict[str, Any]):
+    """A run's meta.json or end.json; InputError where it cannot be read or lacks a key."""
+
+    def __init__(self, path: Path) -> None:
+        value = read_json(path)
+        if not isinstance(value, dict):
+            raise InputError(f"expected an object, found {type(value).__name__}", where=path, fix=DAMAGED)
+        super().__init__(value)
+        self._path = path
+
+    def __missing__(self, key: str) -> Any:
+        raise InputError(f"lacks '{key}'", where=self._path, fix=DAMAGED)
+
+
 def alive(folder: Path) -> bool:
-    """True while a process writes this run."""
+    """True while a process writes this run; False for a damaged one, which is reported when it is shipped."""
     if (folder / "end.json").is_file():
         return False
-    return process_exists(read_json(folder / "meta.json")["pid"]) and locked(folder / "journal.jsonl")
+    try:
+        return process_exists(Record(folder / "meta.json")["pid"]) and locked(folder / "journal.jsonl")
+    except AthanorError:
+        return False
 
 
 def finished(folder: Path) -> bool:
     """True when this run came to its end, which no later process may go on with."""
     end = folder / "end.json"
-    return end.is_file() and read_json(end)["status"] == "FINISHED"
+    return end.is_file() and Record(end)["status"] == "FINISHED"
 
 
 class Journal:
@@ -122,7 +141,7 @@ class Journal:
     def begin(self, facts: Callable[[], Mapping[str, Any]]) -> None:
         """Count this process in meta.json; what else it says is asked of `facts` when there is none yet."""
         path = self.folder / "meta.json"
-        meta = read_json(path) if path.is_file() else {"run": self.folder.name, "resumed": -1, **facts()}
+        meta = Record(path) if path.is_file() else {"run": self.folder.name, "resumed": -1, **facts()}
         write_json(path, {**meta, "pid": os.getpid(), "resumed": meta["resumed"] + 1})
 
     def scalars(self, step: int, values: dict[str, float]) -> dict[str, float]:
@@ -158,5 +177,7 @@ class Journal:
 
     def close(self, status: str, **facts: Any) -> None:
         """Finish the run with FINISHED, FAILED or KILLED. Reopening the directory resumes it."""
-        self._file.close()
-        write_json(self.folder / "end.json", {"status": status, "ended_ms": now_ms(), **redact(facts)})
+        try:  # before the lock goes: a run without both was killed
+            write_json(self.folder / "end.json", {"status": status, "ended_ms": now_ms(), **redact(facts)})
+        finally:
+            self._file.close()

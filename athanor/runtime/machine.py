@@ -118,7 +118,7 @@ def cores() -> int:
 def machine() -> Machine:
     """Settings from ATHANOR_<NAME> variables, else machine.yaml, else the defaults."""
     path = anchor() / "machine.yaml"
-    values = read_yaml(path) if path.is_file() else {}
+    values = read_yaml(path, may_be_empty=True) if path.exists() else {}
     for field in dataclasses.fields(Machine):
         text = os.environ.get(f"ATHANOR_{field.name.upper()}")
         if text is None:
@@ -133,7 +133,13 @@ def machine() -> Machine:
         except ValueError:
             what = f"expected {'key=value ...' if kind is Launch else kind.__name__}, found {text!r}"
             raise ParamsError(what, where=f"environment ATHANOR_{field.name.upper()}") from None
-    settings = build(Machine, values, "machine")
+    try:
+        settings = build(Machine, values, "machine")
+    except ParamsError as error:
+        key = error.where.removeprefix("machine.")
+        variable = f"ATHANOR_{key.partition('.')[0].upper()}"
+        where = f"environment {variable}" if variable in os.environ else f"machine.yaml: {key}"
+        raise ParamsError(error.what, where=where, fix=error.fix.replace("machine.", "")) from None
     # Drivers of NVIDIA, AMD and WSL2: asking torch would import it.
     drivers = map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))
     gpu = settings.device in ("cuda", "mps") or (settings.device == "auto" and any(drivers))

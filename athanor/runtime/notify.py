@@ -12,6 +12,7 @@ import subprocess
 import threading
 import urllib.request
 
+from athanor.base.errors import AthanorError
 from athanor.runtime.machine import machine
 from athanor.runtime.redact import redact
 from athanor.runtime.terminal import say
@@ -22,7 +23,11 @@ TIMEOUT_S = 10.0
 
 def notify(event: str, text: str, *, wait: bool = True) -> None:
     """Tell it, if the setting says where; without `wait` in a thread. A notice that fails is a line on the terminal."""
-    if target := machine().notify:
+    try:
+        target = machine().notify
+    except AthanorError:  # what is told may be this very mistake in machine.yaml
+        return
+    if target:
         thread = threading.Thread(target=_send, args=(target, event, redact(text)), name="notify", daemon=True)
         thread.start()
         if wait:

@@ -12,12 +12,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from athanor.base.artifacts import read_json
 from athanor.base.errors import AthanorError
 from athanor.runtime import presets
 from athanor.runtime.facts import flatten, git
 from athanor.runtime.headlines import headlines
-from athanor.runtime.journal import rows
+from athanor.runtime.journal import Record, rows
 from athanor.runtime.store import delivery
 
 Point = tuple[str, float, int, int]
@@ -151,7 +150,7 @@ def restored(root: Path, tags: Mapping[str, str], own: Collection[str]) -> tuple
     for stage, run in ((stage, run) for stage, run in makers(tags).items() if run not in own):
         folder = root / ".athanor" / "runs" / run
         try:
-            end = read_json(folder / "end.json")
+            end = Record(folder / "end.json")
         except AthanorError:  # it was made elsewhere
             continue
         healths.append(delivery(folder).get("health", ""))
@@ -172,7 +171,7 @@ def _params_of(root: Path, runs: Iterable[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for run in runs:
         try:
-            meta = read_json(root / ".athanor" / "runs" / run / "meta.json")
+            meta = Record(root / ".athanor" / "runs" / run / "meta.json")
             found |= {name: str(value) for name, value in meta["params"].items()}
         except AthanorError:  # it was made elsewhere
             continue

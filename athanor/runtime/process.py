@@ -23,12 +23,13 @@ from pathlib import Path
 from athanor.base.artifacts import read_json
 from athanor.base.errors import AthanorError, InputError, Interrupted, ParamsError
 from athanor.runtime import facts, launch, sharing, untracked
-from athanor.runtime.journal import finished
+from athanor.runtime.journal import Record, finished
 from athanor.runtime.lifetime import MEMORY_FIX, at_work, record_death, refused
 from athanor.runtime.machine import anchor, machine
 from athanor.runtime.notify import FAILED, notify
 from athanor.runtime.redact import excepthook
 from athanor.runtime.run import PARAMS, Run
+from athanor.runtime.start import settle
 from athanor.runtime.terminal import in_words, say, stop_signals
 from athanor.troubles.trouble import BLOCKING, shown, troubles
 from athanor.troubles.world import here
@@ -39,6 +40,7 @@ def stage_main(stage: str, body: Callable[[Run], None], *, several: bool = False
 
     With `several`, as many processes run the body as machine setting `launch` asks for.
     """
+    settle()
     if several and launch.is_member():
         status = launch.CRASHED
         try:
@@ -87,7 +89,7 @@ def _already_done(stage: str, module: str) -> bool:
             return False
         leaf_facts, sources = read_json(leaf), [run.root / path for path in graph.dependencies(stage)]
         folder = run.anchor / ".athanor" / "runs" / leaf_facts["run"]
-        meta = read_json(folder / "meta.json") if finished(folder) else {}
+        meta = Record(folder / "meta.json") if finished(folder) else {}
         if not meta or meta != {**meta, **run.subject()} or leaf_facts["code"] != run.code:
             return False
     except AthanorError:  # reported when the work is done
@@ -156,7 +158,7 @@ def _restore_hint(error: AthanorError) -> str:
     if not isinstance(error, ParamsError) or "DVC_ROOT" not in os.environ:
         return ""
     end = "" if str(error).endswith(("?", ".")) else "."
-    return f"{end} Once params.yaml is right, dvc repro brings back what DVC has removed"
+    return f"{end} Once that is right, dvc repro brings back what DVC has removed"
 
 
 def _report(run: Run | None, stage: str, status: str, message: str, code: int) -> int:

@@ -23,7 +23,7 @@ from athanor.runtime import dvc_lock, facts, intact
 from athanor.runtime.closure import file_digests
 from athanor.runtime.executor import from_machine
 from athanor.runtime.guards import Guards
-from athanor.runtime.journal import Journal, finished, now_ms
+from athanor.runtime.journal import Journal, Record, finished, now_ms
 from athanor.runtime.lifetime import record_death
 from athanor.runtime.machine import machine
 from athanor.runtime.notify import FAILED, STALL, notify
@@ -310,7 +310,7 @@ class Run(Stage):
     def finish(self) -> None:
         self._watch.close()  # it may have last words for the journal
         seconds = time.monotonic() - self.started
-        hardware = read_json(self.journal.folder / "meta.json")["hardware"]
+        hardware = Record(self.journal.folder / "meta.json")["hardware"]
         leaf = {"run": self.journal.folder.name, "seconds": round(seconds, 2), "ended_ms": now_ms(), "code": self.code}
         leaf |= {"facts": redact(self._facts), **self.codes()}
         leaf |= {name: hardware[name] for name in ("host", "cpu", "python")}

@@ -32,10 +32,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from athanor.base.artifacts import read_json, write_bytes, write_json
+from athanor.base.artifacts import write_bytes, write_json
 from athanor.base.errors import AthanorError, InputError
 from athanor.runtime import redact
-from athanor.runtime.journal import alive
+from athanor.runtime.journal import Record, alive
 from athanor.runtime.locks import try_lock
 from athanor.runtime.machine import step_back
 from athanor.runtime.pulse import Pulse
@@ -101,7 +101,7 @@ def by_start(folders: Iterable[Path]) -> list[Path]:
 
 def _started(folder: Path) -> int:
     try:
-        return read_json(folder / "meta.json")["started_ms"]
+        return Record(folder / "meta.json")["started_ms"]
     except AthanorError:  # reported when the run is shipped
         return 0
 
@@ -137,7 +137,7 @@ def ship_all(root: Path, beat: Callable[[], None] = lambda: None) -> set[Path] |
     while failures or time.monotonic() - last_work < IDLE_SECONDS:
         try:
             undelivered = unshipped(root)
-            live = {folder for folder in undelivered if _alive(folder)}
+            live = {folder for folder in undelivered if alive(folder)}
             if undelivered and tracker is None:
                 tracker = _connect(root)
                 undelivered += [
@@ -202,13 +202,6 @@ def _ship_each(
                 say(f"{folder.name} is not shipped to {tracker.name}; {JOURNAL_KEPT}: {in_one_line(error)}")
 
 
-def _alive(folder: Path) -> bool:
-    try:
-        return alive(folder)
-    except AthanorError:  # an unreadable meta.json: reported when the run is shipped
-        return False
-
-
 @contextlib.contextmanager
 def _shipper_lock(root: Path) -> Iterator[None]:
     """Hold the shippers' lock, after the one at work has ended: only one process may write down what was delivered."""
@@ -245,7 +238,7 @@ def rebuild(root: Path) -> int:
     """Make every run of this checkout's journals anew in the configured store; returns how many failed."""
     with _shipper_lock(root):
         failed = _rebuild(root)
-    if any(_alive(folder) for folder in run_folders(root)):
+    if any(alive(folder) for folder in run_folders(root)):
         start_detached(root)
     return failed
 
@@ -258,7 +251,7 @@ def _rebuild(root: Path) -> int:
         for folder in folders:
             (folder / "ship.json").unlink(missing_ok=True)
         tracker.forget(folder.name for folder in folders)
-        _ship_each(tracker, folders, {folder for folder in folders if _alive(folder)}, retry)
+        _ship_each(tracker, folders, {folder for folder in folders if alive(folder)}, retry)
     except Exception as error:
         what = f"the tracking store failed: {in_one_line(error)}"
         raise AthanorError(what, where=name, fix="see that it runs, then use ship --rebuild again") from error
@@ -335,7 +328,7 @@ def _serve(root: Path) -> int:
                 return 0
             (root / ".athanor" / "ship.lock").write_text(f"{os.getpid()}\n")
             try:
-                with Pulse(STUCK_SECONDS, lambda: any(_alive(folder) for folder in run_folders(root))) as pulse:
+                with Pulse(STUCK_SECONDS, lambda: any(alive(folder) for folder in run_folders(root))) as pulse:
                     unshippable = ship_all(root, pulse.beat)
             except StoreReplaced:
                 os.execv(sys.executable, [sys.executable, "-m", "athanor.runtime.ship", "--root", str(root)])

@@ -111,7 +111,7 @@ def delivery(folder: Path) -> dict[str, Any]:
     try:
         stat = path.stat()
         return dict(_read(path, stat.st_ino, stat.st_mtime_ns))
-    except (OSError, AthanorError):
+    except (OSError, AthanorError, TypeError, ValueError):
         return {}
 
 

@@ -1,4 +1,4 @@
-"""Messages to the user, among them the operating system's disk errors, with the file and what to do.
+"""Messages to the user, among them the operating system's errors of disks and rights, with the file and what to do.
 
 A message may go unread: a closed terminal, or a `| tee` that ended, is no reason to end the work.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -52,13 +53,21 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 
 
 def in_words(error: OSError) -> str | None:
-    """One line for an error that is the disk's fault; None for any other."""
+    """One line for an error of the disk, of rights, or of a folder in a file's place; None for any other."""
     # A rename has two names; the first may be one of the moment. Calls on an open file have none.
     name = next((name for name in (error.filename2, error.filename) if name and isinstance(name, str)), "")
     path = Path(name) if name else Path.cwd()
     where = str(path) if name else f"a file that the system does not name, perhaps below {path}"
+    existing = next(folder for folder in (path, *path.resolve().parents) if os.path.exists(folder))
+    if isinstance(error, (IsADirectoryError, NotADirectoryError)):
+        expected = "a folder, and a file" if isinstance(error, IsADirectoryError) else "below a file, and a folder"
+        return f"{where}: is {expected} is expected here. Fix: move it away"
+    if isinstance(error, PermissionError):
+        owner, user = existing.stat().st_uid, os.getuid()
+        what = f"belongs to user {owner}, this is user {user}" if owner != user else "is closed to its owner, too"
+        fix = f"work as user {owner}, or: sudo chown -R {user} {shlex.quote(str(Path.cwd()))}"
+        return f"{where}: permission denied; {existing} {what}. Fix: {fix if owner != user else f'chmod -R u+rwX {existing}'}"
     if error.errno in NO_ROOM:
-        existing = next(folder for folder in (path, *path.resolve().parents) if folder.exists())
         free = shutil.disk_usage(existing).free / 2**20
         return f"{where}: {NO_ROOM[error.errno]} ({free:.0f} MiB free). Fix: free some space and run the same command again"
     if error.errno in BROKEN:

@@ -17,10 +17,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from athanor.base.artifacts import digest, naming, read_json, write_json
+from athanor.base.artifacts import digest, naming, write_json
 from athanor.runtime import overview
 from athanor.runtime.headlines import headlines
-from athanor.runtime.journal import last_ms, read_after
+from athanor.runtime.journal import Record, last_ms, read_after
 from athanor.runtime.redact import redact
 from athanor.runtime.store import (
     EXPERIMENT,
@@ -89,7 +89,7 @@ class Tracker:
 
     def ship(self, folder: Path, live: bool) -> None:
         """Bring one run up to date; idempotent."""
-        meta = read_json(folder / "meta.json")
+        meta = Record(folder / "meta.json")
         path = folder / "ship.json"
         state = delivery(folder)
         if (state.get("uri"), state.get("store")) != (self.name, self.store):
@@ -276,7 +276,7 @@ class Tracker:
 
         path = folder / "end.json"
         end: dict[str, Any] = {"status": "KILLED", "ended_ms": last_ms(folder, meta["started_ms"])}
-        end |= read_json(path) if path.is_file() else {}
+        end |= Record(path) if path.is_file() else {}
         status = end["status"] if end["status"] in ("FINISHED", "FAILED", "KILLED") else "FAILED"
         metrics, stamp = end.get("metrics", {}), end["ended_ms"]
         scores = headlines(meta["stage"], metrics)

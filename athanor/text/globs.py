@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from glob import escape, has_magic
@@ -40,10 +41,27 @@ def find(globs: Sequence[str]) -> Files:
                 fix = f"it is a folder; name the files in it, for example {pattern.rstrip('/')}/**/*.md"
             raise InputError("no file matches", where=pattern, fix=fix)
         for match in matches:
+            check_name(match)
             if match.resolve() not in resolved_paths:
                 resolved_paths.add(match.resolve())
                 files.append((match.relative_to(base).as_posix(), match))
     return files
+
+
+def check_name(path: Path) -> None:
+    """InputError for a name that is not UTF-8: manifests and DVC write names as text."""
+    for number, part in enumerate(path.parts, 1):
+        data = os.fsencode(part)
+        if data != data.decode(errors="ignore").encode():
+            where = os.path.join(*path.parts[:number])
+            plain = (
+                chr(byte) if 32 <= byte < 127 and byte not in b"'\\" else f"\\x{byte:02x}"
+                for byte in os.fsencode(where)
+            )
+            new = os.path.join(*path.parts[: number - 1], re.sub(rb"[^ -~]+", b"_", data).decode())
+            fix = f"mv $'{''.join(plain)}' {shlex.quote(new)}; all of a folder: convmv -r -f cp866 -t utf8 --notest FOLDER"
+            shown = os.fsencode(where).decode(errors="backslashreplace")
+            raise InputError("the name is not UTF-8", where=shown, fix=fix)
 
 
 def digest_of(files: Sequence[tuple[str, Path]]) -> str:

@@ -10,6 +10,7 @@ from athanor.hardware.cards import Card
 from tests.tools.fake_torch import wheel
 from tools import install
 
+PATHS = {"VENV": ".venv", "PYTHON": ".venv/bin/python", "LAUNCHER": ".venv/bin/athanor", "STAMP": ".venv/stamp"}
 MI50 = Card("rocm", "gfx906", "AMD")
 
 
@@ -17,7 +18,7 @@ MI50 = Card("rocm", "gfx906", "AMD")
 def checkout(tmp_path, monkeypatch):
     """Beside a PyPI that has the newest torch, for CUDA; `cards` is what the machine holds."""
     (tmp_path / "requirements.txt").write_text("# none\n")
-    for name, path in {"VENV": ".venv", "PYTHON": ".venv/bin/python", "STAMP": ".venv/stamp"}.items():
+    for name, path in PATHS.items():
         monkeypatch.setattr(install, name, tmp_path / path)
     monkeypatch.setattr(install, "REQUIREMENTS", tmp_path / "requirements.txt")
     monkeypatch.setattr(install.sys, "prefix", str(tmp_path))  # a project's environment: its torch is not shared

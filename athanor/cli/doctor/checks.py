@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from athanor.base.artifacts import read_json, write_text
+from athanor.base.artifacts import write_text
 from athanor.base.errors import AthanorError, InputError
 from athanor.base.strict import read_yaml
 from athanor.cli import slots
@@ -28,7 +28,7 @@ from athanor.hardware import profile as profiles
 from athanor.runtime import dvc_lock, sharing, ship
 from athanor.runtime import untracked as untracked_files
 from athanor.runtime.facts import Graph, flatten, git
-from athanor.runtime.journal import alive
+from athanor.runtime.journal import Record, alive
 from athanor.runtime.locks import locked, try_lock
 from athanor.runtime.machine import machine
 from athanor.runtime.store import EXPERIMENT, artifacts_of, database, delivery
@@ -196,7 +196,7 @@ def _undelivered(root: Path) -> list[Path]:
 
 def _delivered_as_killed(folder: Path) -> bool:
     state = delivery(folder)
-    return state.get("dead", False) and state.get("resumed") == read_json(folder / "meta.json")["resumed"]
+    return state.get("dead", False) and state.get("resumed") == Record(folder / "meta.json")["resumed"]
 
 
 def _ship(root: Path) -> str:

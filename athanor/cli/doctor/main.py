@@ -29,6 +29,7 @@ import psutil
 from athanor.base.errors import AthanorError, InputError
 from athanor.cli.slots import busy
 from athanor.runtime.machine import anchor
+from athanor.runtime.terminal import in_words
 
 FIX = "python -m athanor doctor --fix"
 
@@ -58,12 +59,16 @@ class Finding:
 
 def examine(root: Path, deep: bool = False) -> tuple[list[Finding], dict[str, Any]]:
     """Every finding in the checkout at `root`, and what was measured; a check that cannot be made is a finding, too."""
-    from athanor.cli.doctor import checks, files, peers, speed
+    from athanor.cli.doctor import checks, files, peers, places, speed
 
     # Before the processes are listed: what has no living owner by then never gets one.
     unpublished = files.unpublished_writes(root)
     checkout = inspect_checkout(root)
     rules: dict[str, Callable[[Checkout], Iterable[Finding]]] = {
+        "git": places.repository,
+        "name": places.names,
+        "programs": places.programs,
+        "experiments": places.experiments,
         "process": checks.unseen,
         "lock": checks.locks,
         "record": checks.torn_records,
@@ -88,7 +93,9 @@ def examine(root: Path, deep: bool = False) -> tuple[list[Finding], dict[str, An
             findings += check(checkout)
         except (OSError, ValueError, KeyError, TypeError, sqlite3.Error, AthanorError) as error:
             what = f"could not be checked: {type(error).__name__}: {error}".replace("\n", " ")
-            findings.append(Finding(kind, str(root), what, "mend that file, then ask again"))
+            words = in_words(error) if isinstance(error, OSError) else None
+            what, _, command = (words or f"{what}. Fix: mend that file, then ask again").partition(". Fix: ")
+            findings.append(Finding(kind, str(root), what, command))
     return findings, checkout.measured
 
 

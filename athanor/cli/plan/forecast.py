@@ -30,7 +30,7 @@ from athanor.cli.plan.simulate import Step
 from athanor.cli.plan.training import STAGES, Training
 from athanor.runtime.closure import file_digests, stage_module
 from athanor.runtime.facts import flatten
-from athanor.runtime.journal import rows
+from athanor.runtime.journal import Record, rows
 from athanor.runtime.schema import filled
 from athanor.runtime.slots import Code, question
 from athanor.sizing.reference import TOKEN_FLOPS
@@ -127,10 +127,11 @@ class RunHistory:
 def _finished_runs(anchor: Path) -> Any:
     for path in (anchor / ".athanor" / "runs").glob("*/meta.json"):
         try:
-            meta, end = read_json(path), read_json(path.with_name("end.json"))
+            meta, end = Record(path), Record(path.with_name("end.json"))
+            here = meta["hardware"]["host"] == platform.node()
         except InputError:  # running, killed, or damaged
             continue
-        if end.get("status") == "FINISHED" and meta["hardware"]["host"] == platform.node():
+        if end.get("status") == "FINISHED" and here:
             yield path.parent, meta, end
 
 
@@ -289,7 +290,7 @@ def _matching(step: Step, anchor: Path) -> list[slots.SlotInfo]:
 def _same_inputs(slot: slots.SlotInfo, step: Step, anchor: Path) -> bool:
     try:
         run = read_json(slot.path / "run.json")["run"]
-        inputs = read_json(anchor / ".athanor" / "runs" / run / "meta.json")["inputs"]
+        inputs = Record(anchor / ".athanor" / "runs" / run / "meta.json")["inputs"]
     except InputError:
         return False
     return bool(inputs) and all(step.inputs.get(path) == value for path, value in inputs.items())

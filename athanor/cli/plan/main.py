@@ -54,6 +54,7 @@ from athanor.cli.summary import leaf
 from athanor.hardware.shape import advice
 from athanor.runtime import dvc_lock, dvc_view
 from athanor.runtime.closure import closure, code_digest, is_code, stage_module
+from athanor.runtime.facts import check_names
 from athanor.runtime.machine import anchor, machine
 from athanor.runtime.progress import duration
 from athanor.runtime.redact import redact
@@ -95,13 +96,15 @@ class Plan:
 
 def make_plan(root: Path, targets: Sequence[str] = ()) -> Plan:
     """The plan; ParamsError or GateError when the stages would refuse params.yaml, InputError for a broken graph."""
+    machine()  # for its message, before any other that follows from it
     # First, because it names the line of a slip, which DVC does not.
-    is_ours = (root / "dvc.yaml").is_file() and "python -m stages." in (root / "dvc.yaml").read_text(encoding="utf-8")
+    is_ours = (root / "dvc.yaml").is_file() and "python -m stages." in (root / "dvc.yaml").read_text("utf-8", "replace")
     built: Mapping[str, Any] = check_file(root / "params.yaml") if is_ours else {}
     dvc_lock.stages(root / dvc_lock.LOCK)  # for its message, should a kill have torn the file
     if built and built["sft"].base == SCRATCH:
         check_battery(root, built["battery"])
         check_corpus(built)
+    check_names(root)
     repo = dvc_view.open_repo(root)
     steps = simulate(repo, targets)
     runs = [step for step in steps if step.runs]
