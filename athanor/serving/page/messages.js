@@ -5,15 +5,18 @@ import { answerAgain, askAnew, feedback, flip, goOn, live, pick, retry } from ".
 import { copyText, h, icon, iconButton, toast } from "./dom.js";
 import { Growing, render } from "./markdown.js";
 import { isTraced, marked, sources, toggleTrace } from "./origins.js";
-import { changed, state } from "./state.js";
+import { changed, continues, state } from "./state.js";
 import { variants } from "./tree.js";
 
 const bodies = new WeakMap(); // message -> its rendered text; a changed message is another object
 
 function prose(message) {
-  const spans = marked(message);
-  if (spans) return spans;
-  if (message.stats?.likely && !state.untinted) return tinted(message.stats.likely);
+  const element = marked(message) ?? (message.stats?.likely && !state.untinted ? tinted(message.stats.likely) : null);
+  if (continues(message.model)) {
+    const given = state.chat.messages.find((other) => other.id === message.parent)?.content ?? "";
+    return continued(element ?? h("div", { class: "prose" }, message.content), given);
+  }
+  if (element) return element;
   if (!bodies.has(message)) {
     const element = h("div", { class: "prose" });
     element.append(message.content ? render(message.content) : h("p", { class: "muted" }, "(an empty answer)"));
@@ -22,10 +25,19 @@ function prose(message) {
   return bodies.get(message);
 }
 
-/** A question. message.id null: being asked. */
-export function userMessage(message) {
+/** A text as the base model goes on with it: no Markdown, and what it began with before it. */
+function continued(element, given) {
+  element.classList.add("raw");
+  element.prepend(h("span", { class: "given" }, given));
+  return element;
+}
+
+/** A question. message.id null: being asked. `answered`: the models whose answers show it, too, as a text's beginning. */
+export function userMessage(message, answered = []) {
   if (message.id !== null && state.editing?.id === message.id) return editor(message);
-  const article = h("article", { class: "message user", "aria-label": "You" }, h("div", { class: "bubble" }, message.content));
+  const begins = answered.length > 0 && answered.every(continues);
+  const article = h("article", { class: "message user", "aria-label": "You" },
+    !begins && h("div", { class: "bubble" }, message.content));
   if (message.id === null) return article.append(h("div", { class: "foot" })), article; // nothing moves when it is stored
   const edit = () => {
     state.editing = { id: message.id, text: message.content };
@@ -82,7 +94,8 @@ export function answerMessage(message, { column = false, failed = null } = {}) {
     "aria-pressed": String(verdict === kind), "data-key": `${kind}-${message.id}` });
   article.append(h("div", { class: "foot" }, column ? null : arrows(message),
     iconButton("copy", "Copy the answer", (event) => copyText(message.content, event.currentTarget)),
-    vote("good", "up", "Good answer"), vote("bad", "down", "Bad answer"),
+    // What goes on with a text answers nothing that could be taught.
+    ...continues(message.model) ? [] : [vote("good", "up", "Good answer"), vote("bad", "down", "Bad answer")],
     column ? null : iconButton("redo", "Answer again", () => answerAgain(message), {
       "data-key": `redo-${message.parent}`, disabled: Boolean(live()) }),
     message.stats?.likely ? iconButton("chart", state.untinted ? "Show probabilities" : "Show as text",
@@ -158,7 +171,7 @@ function stats(message, label) {
 const WAITING = { waiting: "", loading: "Loading the model…", thinking: "", writing: "" };
 
 /** An answer that is being made; slot.show draws its text as it grows, `grown` follows each drawing. */
-export function liveAnswer(slot, { column = false, grown }) {
+export function liveAnswer(slot, { column = false, grown, given }) {
   if (slot.message) return answerMessage(slot.message, { column });
   const label = slot.model;
   const body = h("div", { class: "prose" });
@@ -172,6 +185,11 @@ export function liveAnswer(slot, { column = false, grown }) {
   if (!slot.text) {
     body.append(h("p", { class: "waiting" }, h("span", { class: "dots" }, h("i"), h("i"), h("i")),
       slot.phase === "loading" ? `Loading ${label}…` : WAITING[slot.phase] ?? ""));
+  }
+  if (continues(slot.model)) {
+    slot.show = () => (continued(body, given).replaceChildren(body.firstChild, slot.text), grown());
+    if (slot.text) slot.show();
+    return article;
   }
   const growing = new Growing(body);
   growing.text = slot.text;
