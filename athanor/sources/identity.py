@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 
 from athanor.sources.exercises import talk
+from athanor.sources.exercises.exercise import OWN_LICENSE
 from athanor.sources.exercises.talk import TEXTS, TOPICS, About, Turn
 from athanor.sources.instruct_params import (
     ExercisesSource,
@@ -14,12 +15,14 @@ from athanor.sources.instruct_params import (
     InstructSource,
     MessagesSource,
 )
+from athanor.sources.names import names
 from athanor.sources.params import DocumentSource, PythonSource
-from athanor.text.conversations import Conversation
+from athanor.text.conversations import Conversation, Message
 from athanor.text.documents import split_of
 
 DIALOGUE_SHARE = 4  # one conversation of two or three turns for so many single ones
 POLITE = ("hello", "thanks", "bye")  # the topics that stand around another one
+IN_SMALL_LETTERS = 0.3  # of the questions about names: names, too, are typed so
 TRIES = 50  # draws of a turn for the side of the line on which a conversation is
 MODEL_CARD = "the texts that my model card lists"
 OWN_SKILL = "answer short questions about my texts"  # with text and conversations of one's own
@@ -67,6 +70,25 @@ def conversations(
             licenses = " AND ".join(sorted({turn.license for turn in turns}))
             rows.append(Conversation(messages, source.name, licenses, _side(turns[-1], instruct.val_fraction), key))
     rng.shuffle(rows)
+    return rows + _about_text(source, documents, instruct)
+
+
+def _about_text(
+    source: IdentitySource, documents: Sequence[DocumentSource], instruct: InstructParams
+) -> list[Conversation]:
+    """Questions about what one's own text tells of, which nobody has taught the answers to."""
+    found = names(documents) if source.text_rows else []
+    if len(found) < 2:
+        return []
+    rng, rows = random.Random(f"{instruct.seed}/{source.name}/text"), []
+    for _ in range(source.text_rows):
+        asked, (x, y) = rng.choice(TEXTS["text"]["questions"]), rng.sample(found, 2)
+        question = talk.as_typed(rng, asked, True).format(x=x, y=y)
+        if rng.random() < IN_SMALL_LETTERS:
+            question = question.lower()
+        messages = (Message("user", question), Message("assistant", rng.choice(TEXTS["text"]["answers"])))
+        key = f"identity:{asked}"
+        rows.append(Conversation(messages, source.name, OWN_LICENSE, split_of(key, instruct.val_fraction), key))
     return rows
 
 
