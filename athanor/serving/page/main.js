@@ -1,7 +1,7 @@
 // Starts the page: parts, theme, address, contact with the server.
 
 import { contact } from "./api.js";
-import { openChat } from "./chat.js";
+import { catchUp, openChat } from "./chat.js";
 import * as composer from "./composer.js";
 import * as corrections from "./corrections.js";
 import { $, icon, setIcon, toast } from "./dom.js";
@@ -58,6 +58,7 @@ let gone = null;
 function onContact({ detail: reached }) {
   $("gone").hidden = reached;
   if (reached) {
+    if (gone) catchUp().catch(() => {});
     clearInterval(gone);
     gone = null;
   } else if (!gone) {

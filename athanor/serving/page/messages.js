@@ -143,7 +143,7 @@ function correction(message) {
   field.addEventListener("keydown", (event) => event.key === "Escape" && (event.stopPropagation(), close()));
   const keep = h("button", { type: "button", class: "primary", onclick: save, disabled: same() }, "Keep");
   return h("div", { class: "better" }, h("label", { for: field.id }, "What should it have said?"), field,
-    h("div", { class: "end" }, h("span", { class: "muted grow" }, "Kept as a candidate for training, under Corrections."),
+    h("div", { class: "end" }, h("span", { class: "muted grow" }, "Keep puts it under Corrections, as a candidate for training."),
       h("button", { type: "button", class: "plain", onclick: close }, "Not now"),
       keep));
 }

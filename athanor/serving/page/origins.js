@@ -6,6 +6,7 @@ import { changed } from "./state.js";
 
 const traces = new Map(); // id of a message -> its trace, {problem}, or {} while it is looked up
 const STEPS = 5;
+const CODE = /^```|^(?:async def|def|class) .*:|\n[ \t]+\S/m; // what markdown.js shows as code
 
 export const isTraced = (message) => traces.has(message.id);
 
@@ -27,7 +28,8 @@ export async function toggleTrace(message) {
 /** The answer as it was written, with its spans marked; null where none are shown. */
 export function marked(message) {
   const { pieces } = traces.get(message.id) ?? {};
-  return pieces ? h("div", { class: "prose tokens" }, pieces.map(([text, number]) => number === null ? text
+  const code = CODE.test(message.content) && "code-like";
+  return pieces ? h("div", { class: ["prose tokens", code].filter(Boolean).join(" ") }, pieces.map(([text, number]) => number === null ? text
     : h("mark", {}, text, h("sup", {}, String(number))))) : null;
 }
 

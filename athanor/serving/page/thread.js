@@ -89,7 +89,8 @@ function during(chat, now) {
   const path = pathTo(chat, again ? request.user : request.parent);
   if (!again) path.push({ id: null, role: "user", content: request.content });
   const question = path.pop();
-  const elements = [...path.map(single), userMessage(question, slots.map((slot) => slot.model))];
+  const earlier = now.before ? during(chat, now.before) : path.map(single);
+  const elements = [...earlier, userMessage(question, slots.map((slot) => slot.model))];
   const column = slots.length > 1;
   const answers = slots.map((slot) => liveAnswer(slot, { column, grown: follow, given: question.content }));
   return [...elements, ...(column ? [columns(answers, "")] : answers)];
