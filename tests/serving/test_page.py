@@ -476,6 +476,7 @@ def test_a_training_is_started_from_the_corrections_and_its_end_is_told_after_a_
     page.route("**/api/state", state)
     page.route("**/api/retraining", start)
     reader.ask(PLAIN[0])
+    chat = reader.chat()["id"]
     reader.press("Bad answer")
     page.fill(".better textarea", "It is six.")
     reader.press("Keep", exact=True)
@@ -496,8 +497,6 @@ def test_a_training_is_started_from_the_corrections_and_its_end_is_told_after_a_
     reader.see("#retraining").to_contain_text("answers meanwhile")
     told.update(state="done", text="all 5 s")
     reader.see(".toast", has_text="the new model has the next question").to_be_visible()
-    page.locator(".correction a").first.click()
-    chat = reader.page.url.rsplit("/")[-1]
     page.evaluate(
         "(chat) => fetch(`/api/chats/${chat}`, { method: 'DELETE' })", chat
     )  # its correction is no other test's
@@ -1111,10 +1110,27 @@ def test_a_server_that_dies_in_the_middle_is_told_and_costs_neither_text_nor_his
         page.fill("#question", WHO[0])
         page.press("#question", "Enter")
         reader.see("#question").to_have_value(WHO[0])
+        assert reader.answers()[-1] == said  # still in view
         server.start()
         reader.see("#gone").to_be_hidden()
         reader.ask(WHO[0])
         assert reader.answers()[0] == PLAIN[1] and reader.questions()[-1] == WHO[0]
+
+
+def test_contact_that_comes_back_shows_what_happened_meanwhile(open_reader, server):
+    reader, other = open_reader(server), open_reader(server)
+    reader.ask(PLAIN[0])
+    other.page.goto(reader.page.url)
+    other.see(".answer .prose").to_have_text(PLAIN[1])
+    reader.page.route("**/api/**", lambda route: route.abort())
+    reader.ask(LONG[0])
+    reader.see("#gone").to_be_visible()
+    other.ask(WHO[0])
+    reader.page.unroute_all()
+    reader.see("#gone").to_be_hidden()
+    reader.see(".answer .prose").to_have_count(2)
+    assert reader.questions() == [PLAIN[0], WHO[0]] and reader.page.input_value("#question") == LONG[0]
+    reader.see(".problem").to_have_count(0)
 
 
 # -- looks and hands ---------------------------------------------------------------
