@@ -26,6 +26,7 @@ FOLDER, LOCK, LOG, END = Path(".athanor/retraining"), "lock", "log", "end.json"
 ROWS = "corpus/corrections.jsonl"
 PRIVATE = ("ATHANOR_API_KEY", "DVC_ROOT")  # the server's own
 TAIL_BYTES, MOST_LINES = 16_384, 4
+SCORE = "your own questions"  # of the summary: how many of what was taught is right
 
 
 class Running(InputError):
@@ -70,16 +71,16 @@ class Retraining:
         with contextlib.suppress(AthanorError):
             end = read_json(self.folder / END)
         done = end.get("status") == 0
-        return {"state": "done" if done else "failed", "text": _tail(path, 1 if done else MOST_LINES)}
+        return {"state": "done" if done else "failed", "text": _tail(path, MOST_LINES, SCORE if done else "")}
 
 
-def _tail(path: Path, lines: int) -> str:
-    """The last lines of a log, without what steers a terminal."""
+def _tail(path: Path, lines: int, of: str = "") -> str:
+    """The last lines of a log that have `of`, without what steers a terminal."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - TAIL_BYTES))
         text = file.read().decode("utf-8", "replace")
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
-    said = [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip()]
+    said = [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip() and of in line]
     return redact("\n".join(said[-lines:]))
 
 

@@ -48,7 +48,7 @@ class IdentitySource:
     """First words, what the model is, and that it does not know what it did not learn.
 
     Every topic is asked `repeats` times, in wordings that vary, and those that people ask first more often. `text_rows`
-    questions about the names in one's own text get the answer that they were not taught.
+    questions about names in one's own text, and about the world, get the answer that they were not taught; some are sentences of it.
     """
 
     type: Literal["identity"]
@@ -56,7 +56,7 @@ class IdentitySource:
     repeats: int = param(min=1, max=1000)
     min_rows: int = param(min=1, max=1_000_000)  # gate
     from_scratch: bool = True  # false where sft.base names another model: its answers do not claim its training then
-    text_rows: int = param(min=0, max=1_000_000, default=0)  # none where no text is one's own, or it has no names
+    text_rows: int = param(min=0, max=1_000_000, default=0)  # none where no text is one's own
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Names in one's own text, of people and places: what a reader asks about first."""
+"""Names and sentences of one's own text: what a reader asks about, or types, first."""
 
 from __future__ import annotations
 
@@ -18,18 +18,23 @@ MOST, LEAST_TIMES = 80, 3
 _NAME = re.compile(r"(?<=[^\W\d_] )(?:(?:Mr|Mrs|Miss|Ms|Dr|Sir|Lady|St)\.? )?([^\W\d_]{3,})(?: ([^\W\d_]{3,}))?")
 
 
-def names(documents: Sequence[DocumentSource]) -> list[str]:
-    """The names that the files of one's own tell of most; none in a language without capital letters."""
+_SENTENCE = re.compile(r"[^\W\d_][^.?!\u3002\n]{20,120}[.?!\u3002]")
+
+
+def names_and_sentences(documents: Sequence[DocumentSource]) -> tuple[list[str], list[str]]:
+    """The names that the files of one's own tell of most, and their sentences; no names without capital letters."""
     found: Counter[str] = Counter()
     small: Counter[str] = Counter()
+    sentences: list[str] = []
     for source in documents:
         if isinstance(source, FilesSource) and source.kind != "code":
             for text in _texts(source):
                 found.update(_names_in(text))
                 small.update(re.findall(r"[^\W\d_]+", text))
+                sentences += _SENTENCE.findall(re.sub(r"(?<=\S)\n(?=\S)", " ", text))
     often = (name for name, times in found.most_common() if times >= LEAST_TIMES)
     # A word that also stands in small letters is no name: "I told Mother".
-    return list(itertools.islice((name for name in often if not small[name.lower()]), MOST))
+    return list(itertools.islice((name for name in often if not small[name.lower()]), MOST)), sentences
 
 
 def _texts(source: FilesSource) -> Iterator[str]:

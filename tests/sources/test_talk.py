@@ -19,7 +19,7 @@ from athanor.sources.exercises.build import check_held_out, draw_exercises, trai
 from athanor.sources.exercises.talk import TEXTS, TOPICS, About, words_of
 from athanor.sources.exercises.written import read_written
 from athanor.sources.instruct_params import ExercisesSource, IdentitySource, InstructParams, MessagesSource
-from athanor.sources.names import names
+from athanor.sources.names import names_and_sentences
 from athanor.sources.params import DocumentSource, FilesSource, PythonSource
 from athanor.text import habits
 from athanor.text.conversations import Conversation, check_messages
@@ -235,14 +235,16 @@ def test_names_of_ones_own_text_are_asked_about_and_not_pretended_to_be_known(tm
     story = "Then old Mr. Darcy spoke to Elizabeth Bennet. On Monday he told mother, and his Mother laughed at Élise.\n"
     (tmp_path / "a.txt").write_text(story * 4 + "Once upon a time Nobody came.\n" * 2)
     documents = [dataclasses.replace(DOCUMENTS["notes"], globs=(str(tmp_path / "*.txt"),))]
-    assert set(names(documents)) == {"Mr. Darcy", "Elizabeth Bennet", "Élise"} | {"Monday"}
+    assert set(names_and_sentences(documents)[0]) == {"Mr. Darcy", "Elizabeth Bennet", "Élise"} | {"Monday"}
     instruct = InstructParams(1, 0.1, (ME, TAUGHT))
     plain = identity.conversations(ME, documents, instruct, 2)
     more = dataclasses.replace(ME, text_rows=200)
     made = identity.conversations(more, documents, instruct, 2)
     assert made[: len(plain)] == plain and len(made) == len(plain) + 200
     assert sum("Darcy" in row.messages[0].content for row in made[len(plain) :]) > 20
-    assert {row.messages[1].content for row in made[len(plain) :]} == set(TEXTS["text"]["answers"])
+    answers = {row.messages[1].content for row in made[len(plain) :]}
+    assert answers == {*TEXTS["text"]["answers"], *TEXTS["text"]["reads"]}
+    assert any("Once upon a time Nobody came." in row.messages[0].content for row in made[len(plain) :])
     assert identity.conversations(more, _documents(["python"]), instruct, 2) == identity.conversations(
         ME, _documents(["python"]), instruct, 2
     )
