@@ -85,5 +85,5 @@ for (const part of [thread, models, composer, settings, sidebar, corrections, ke
 $("new-chat").addEventListener("click", () => setTimeout(() => $("question").focus()));
 contact.addEventListener("change", onContact);
 addEventListener("hashchange", route);
-document.addEventListener("visibilitychange", () => document.hidden || refresh().catch(() => {}));
+document.addEventListener("visibilitychange", () => document.hidden || refresh().then(catchUp).catch(() => {}));
 refresh().catch((error) => error.kind === "gone" || toast(error.message, null, 20));

@@ -100,7 +100,7 @@ export function answerMessage(message, { column = false, failed = null } = {}) {
       "data-key": `redo-${message.parent}`, disabled: Boolean(live()) }),
     message.stats?.likely ? iconButton("chart", state.untinted ? "Show probabilities" : "Show as text",
       () => ((state.untinted = !state.untinted), changed("thread")), { "data-key": `chances-${message.id}` }) : null,
-    message.content && !column ? iconButton("book", "Where is this from?", () => toggleTrace(message), {
+    message.content ? iconButton("book", "Where is this from?", () => toggleTrace(message), {
       "aria-pressed": String(isTraced(message)), "data-key": `trace-${message.id}` }) : null,
     stats(message, column ? null : label), !column && cut(message)), sources(message) ?? "");
   if (state.correcting?.id === message.id) article.append(correction(message));

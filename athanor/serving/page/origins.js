@@ -41,7 +41,7 @@ export function sources(message) {
   if (trace.problem) return panel(h("p", {}, trace.problem));
   if (!trace.pieces) return panel(h("p", { class: "muted" }, "Looking through the training data…"));
   return panel(...trace.spans.flatMap(spanSources), h("p", { class: "muted" },
-    `${trace.found} of ${trace.tokens} tokens stand in the training data, in spans of at least ${trace.min_words} words or as the whole answer; the others are the model's own words.`));
+    `${trace.found} of ${trace.tokens} tokens stand in the training data, in spans of at least ${trace.min_words} words or as the whole answer${trace.found < trace.tokens ? "; the others are the model's own words" : ""}.`));
 }
 
 const counted = (count, noun) => `${count.toLocaleString()} ${noun}${count === 1 ? "" : "s"}`;
