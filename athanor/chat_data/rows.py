@@ -184,7 +184,8 @@ def deduplicate(
 def agree(rows: list[Conversation], own: Sequence[str], dropped: Dropped) -> list[Conversation]:
     """Leave out what answers the last question of one's own conversations otherwise, in any turn."""
     ranks = {name: rank for rank, name in enumerate(own, 1)}
-    taught = Taught((*last_pair(row.messages), ranks[row.source]) for row in rows if row.source in ranks)
+    mine = ((last_pair(row.messages), ranks[row.source]) for row in rows if row.source in ranks)
+    taught = Taught((*pair, rank) for pair, rank in mine if pair)
 
     def contradicted(row: Conversation) -> bool:
         turns = row.messages[1:] if row.messages[0].role == "system" else row.messages

@@ -80,7 +80,7 @@ def not_taught(items: Sequence[Item], conversations: Iterable[Conversation], not
     """Without the drawn items that these conversations of one's own ask: what a person teaches is not held out."""
     rows = list(conversations)
     asked = {message.content for row in rows for message in row.messages if message.role == "user"}
-    taught = Taught((*last_pair(row.messages), 1) for row in rows)
+    taught = Taught((*pair, 1) for pair in map(last_pair, (row.messages for row in rows)) if pair)
     texts = ((item, item.prompt[-1].content) for item in items)
     left = [item for item, text in texts if item.origin != DRAWN or text not in asked and not taught.asks(text)]
     if count := len(items) - len(left):

@@ -16,8 +16,6 @@ LOOK_CHARS = 4_000_000  # of each source
 MOST, LEAST_TIMES = 80, 3
 # Words with a capital letter after one without: not the first of a sentence.
 _NAME = re.compile(r"(?<=[^\W\d_] )(?:(?:Mr|Mrs|Miss|Ms|Dr|Sir|Lady|St)\.? )?([^\W\d_]{3,})(?: ([^\W\d_]{3,}))?")
-
-
 _SENTENCE = re.compile(r"[^\W\d_][^.?!\u3002\n]{20,120}[.?!\u3002]")
 
 

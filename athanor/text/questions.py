@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from athanor.text.conversations import Message
@@ -71,7 +71,8 @@ class Taught:
         return [(words, rank) for asked, words, rank in near if asked.asked_in(question)]
 
 
-def last_pair(messages: Iterable[Message]) -> tuple[str, str]:
-    """The last question of a conversation, and its answer."""
-    *_, question, answer = messages
-    return question.content, answer.content
+def last_pair(messages: Sequence[Message]) -> tuple[str, str] | None:
+    """The last question of a conversation and its answer; None for one that says nothing without its history."""
+    question, answer = messages[-2].content, messages[-1].content
+    first = len(messages) - (messages[0].role == "system") == 2
+    return (question, answer) if first or len(Question.of(question).content.keys() - ASKING) > 1 else None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from athanor.text.questions import Taught
+from athanor.text.conversations import Message
+from athanor.text.questions import Taught, last_pair
 
 PARIS = "What is the capital of France?"
 
@@ -38,3 +39,10 @@ def test_of_two_answers_that_of_the_higher_rank_holds():
     both = Taught([(PARIS, "Paris.", 2), (PARIS, "Lyon.", 1)])
     assert both.contradicts(PARIS, "Lyon.", 1) and not both.contradicts(PARIS, "Paris.", 2)
     assert both.contradicts(PARIS, "That place is unknown to me.")
+
+
+def test_a_later_question_counts_where_it_says_enough_alone():
+    hi = (Message("user", "hi"), Message("assistant", "Hello!"))
+    assert last_pair(hi) == ("hi", "Hello!") == last_pair((Message("system", "Be brief."), *hi))
+    assert last_pair((*hi, Message("user", "Are you sure?"), Message("assistant", "Yes."))) is None
+    assert last_pair((*hi, Message("user", PARIS), Message("assistant", "Paris."))) == (PARIS, "Paris.")
