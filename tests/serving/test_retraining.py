@@ -35,8 +35,7 @@ def ended(retraining: Retraining) -> dict:
     return retraining.state()
 
 
-def test_it_ends_with_the_line_that_says_why_and_one_runs_at_a_time(retraining, monkeypatch):
-    monkeypatch.setenv("ATHANOR_API_KEY", "a-secret-of-the-server")
+def test_it_ends_with_the_line_that_says_why_and_one_runs_at_a_time(retraining):
     client = TestClient(FastAPI())
     client.app.include_router(page_router(Store(retraining.root / "c"), Scripted(), Limit(9), retraining=retraining))
     told = lambda: client.get("/api/state").json()["retraining"]  # noqa: E731
@@ -52,7 +51,8 @@ def test_it_ends_with_the_line_that_says_why_and_one_runs_at_a_time(retraining, 
         assert told() == {"state": "running", "text": "two 20 %"}
     assert told()["state"] == "failed"  # killed, it wrote no end
     write_json(retraining.folder / END, {"status": 0})
-    assert told()["state"] == "done"
+    (retraining.folder / LOG).write_bytes(b"  talks, your own questions: 8 of 8\nData  data/report.html\n")
+    assert told() == {"state": "done", "text": "talks, your own questions: 8 of 8"}
 
 
 def test_a_server_that_others_reach_starts_none(tmp_path):
