@@ -20,7 +20,7 @@ from athanor.sources.battery_params import BatteryParams
 from athanor.sources.datapath import Host
 from athanor.sources.exercises.build import battery_items, check_held_out, training_conversations
 from athanor.sources.fetch import Fetcher, Tally, check_pinned, check_sources
-from athanor.sources.holdout import check_validation, remarks, untaught
+from athanor.sources.holdout import check_validation, not_taught, remarks, untaught
 from athanor.sources.instruct_params import (
     DocstringsSource,
     ExercisesSource,
@@ -61,13 +61,14 @@ def run(run: Run) -> None:
         started = time.monotonic()
         if needs_docstrings and not pairs:
             document_fetcher.python(None, pairs)
-        items = battery_items(battery)
-        categories = dict(sorted(Counter(item.category for item in items).items()))
         left_out: dict[str, Counter[str]] = {source.name: Counter() for source in instruct.sources}
         conversations = {
             source.name: make_conversations(run, source, instruct, battery, pairs, left_out[source.name])
             for source in instruct.sources
         }
+        own = (row for name in instruct.own.get("own", ()) for row in conversations[name])
+        items = not_taught(battery_items(battery), own, run.note)
+        categories = dict(sorted(Counter(item.category for item in items).items()))
         compared = check_held_out(conversations, items)
         write_rows(held_out / "items.jsonl", items)
         if searched:  # read wherever items.jsonl is searched for

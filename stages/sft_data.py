@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from athanor.base.artifacts import manifest_digest, new_dir, write_manifest
+from athanor.base.artifacts import manifest_digest, new_dir, read_manifest, write_manifest
 from athanor.base.errors import InputError, ParamsError
 from athanor.base.work import Facts
 from athanor.chat_data import gates as sft_gates
@@ -42,12 +42,12 @@ def build(run: Run, tokenizer: Tokenizer, out: Path, shares: Mapping[str, float]
     conversations = read_sources(params)
     sft_gates.check_split_keys(conversations)
     rows_by_source = Counter(row.source for row in conversations)
+    own = [name for name in read_manifest(INSTRUCT, "instruct", 1).get("own", []) if name in rows_by_source]
     dropped: dict[str, Counter[str]] = {name: Counter() for name in sorted(rows_by_source)}
-    capacity = params.context_tokens + 1
     contaminated: Counter[str] = Counter()
-    rows = sft_rows.choose(tokenizer, conversations, params, index, dropped, contaminated)
+    rows = sft_rows.choose(tokenizer, conversations, params, index, dropped, contaminated, own, run.note)
     supervised = sft_rows.supervised_tokens(rows, params, dropped)
-    facts = sft_rows.source_report(params, rows_by_source, dropped, supervised)
+    facts = sft_rows.source_report(params, rows_by_source, dropped, supervised, own)
     files = shard_files(CLEAN / "train") if params.replay_share else {}
     replay_text = replay.choose_replay(tokenizer, params, shares, files, index, sum(supervised.values()))
     params = replace(params, replay_share=replay_text.share(params.replay_share, sum(supervised.values())))
@@ -77,7 +77,7 @@ def build(run: Run, tokenizer: Tokenizer, out: Path, shares: Mapping[str, float]
                 entries += [(ids, replay.mask_of(ids), source) for ids, source in texts]
                 repeats_by_entry += [1] * len(texts)
             numbers = [number for number, count in enumerate(repeats_by_entry) for _ in range(count)]
-            packed = pack([len(entries[number][0]) for number in numbers], capacity, params.seed)
+            packed = pack([len(entries[number][0]) for number in numbers], params.context_tokens + 1, params.seed)
             numbered = [[numbers[position] for position in row] for row in packed]
             pairs, sources = [entry[:2] for entry in entries], [entry[2] for entry in entries]
             write_split(folder, split, pairs, numbered, tokenizer.vocab_size, sources)

@@ -24,6 +24,9 @@ class SftSource:
     max_supervised_tokens: int | None = param(
         min=1, default=None
     )  # of distinct training conversations, before repeats; null for all
+    times_own: float | None = param(
+        min=0.01, max=1000.0, default=None
+    )  # its supervised tokens are at most so many times those of one's own files, repeated; null, and where there are none: no bound
 
 
 @dataclass(frozen=True)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
 
-from athanor.base.work import Facts
+from athanor.base.work import Facts, ignore
 from athanor.chat_data.gates import check_shares
 from athanor.chat_data.params import SftDataParams
 from athanor.data.order import permutation
 from athanor.data.rows import fit_turns
 from athanor.text import habits
 from athanor.text.conversations import Conversation
+from athanor.text.questions import Taught, last_pair
 from athanor.tokenizer.chat import render
 from athanor.tokenizer.tokenizer import Tokenizer
 from athanor.words.decontaminate import ItemIndex
@@ -38,8 +39,10 @@ FILTERS: dict[str, Callable[[Conversation], bool]] = {
     "refusal_opening": _any_answer(habits.refusal_opening),
     "cut_answer": lambda row: habits.truncated(row.messages[-1].content),
 }
+OWN_HABITS = ("refusal_opening", "cut_answer")  # what a person wrote is not cut, and what it declines it means
 # In the order in which they take place.
 REASONS = (*FILTERS, "in_better_source", "duplicates", "too_long", "truncated", "contaminated", "over_cap")
+OWN_REASONS = ("contradicted",)  # where there are conversations of one's own
 
 
 @dataclass(frozen=True)
@@ -70,26 +73,35 @@ def choose(
     index: ItemIndex,
     dropped: Dropped,
     contaminated: Counter[str],
+    own: Sequence[str] = (),
+    note: Callable[[str], None] = ignore,
 ) -> list[Encoded]:
     """The conversations to train on and to hold out; those that are left out are counted in `dropped`.
 
-    `contaminated` counts the conversations that held a battery item, by item.
+    `contaminated` counts the conversations that held a battery item, by item. `own`: the sources that a person wrote,
+    which no other contradicts; of several the last. `note` gets a line for what they leave out or lose.
 
     Caps come after all that leaves out, so that a source fills its cap.
     """
     sources = {name: params.sources[name] for name in dropped}
     max_conversations = params.decontamination.max_ngram_conversations
     exceptions = {name: getattr(params.filter_exceptions, name) for name in FILTERS}
+    for name in OWN_HABITS:
+        exceptions[name] = (*exceptions[name], *own)
     # In this order, or an exact copy would stay in the source that is read first and not in the better one.
-    remaining = one_source_each(drop_habits(conversations, exceptions, dropped), params.source_priority, dropped)
+    best = [*own, *params.source_priority]
+    remaining = one_source_each(drop_habits(conversations, exceptions, dropped), best, dropped)
     remaining = deduplicate(remaining, {name: source.max_copies for name, source in sources.items()}, dropped)
+    remaining = agree(remaining, own, dropped)
     encoded = encode(tokenizer, remaining, params.context_tokens + 1, dropped)
     rows = decontaminate(encoded, index, max_conversations, dropped, contaminated)
-    caps = {name: source.max_supervised_tokens for name, source in sources.items()}
+    caps = {name: source.max_supervised_tokens for name, source in sources.items()} | own_caps(rows, params, own)
     capped = cap_supervised(rows, caps, params.seed, dropped)
     # Once more after a cap: an n-gram that too few of what is left share is no template any more.
     if len(capped) < len(rows):
         capped = decontaminate(capped, index, max_conversations, dropped, contaminated)
+    for line in own_notes(dropped, own):
+        note(line)
     return capped + follow_ups(tokenizer, capped, params)
 
 
@@ -167,6 +179,47 @@ def deduplicate(
         return None
 
     return _drop_with_reason(rows, map(reason, rows), dropped)
+
+
+def agree(rows: list[Conversation], own: Sequence[str], dropped: Dropped) -> list[Conversation]:
+    """Leave out what answers the last question of one's own conversations otherwise, in any turn."""
+    ranks = {name: rank for rank, name in enumerate(own, 1)}
+    mine = ((last_pair(row.messages), ranks[row.source]) for row in rows if row.source in ranks)
+    taught = Taught((*pair, rank) for pair, rank in mine if pair)
+
+    def contradicted(row: Conversation) -> bool:
+        turns = row.messages[1:] if row.messages[0].role == "system" else row.messages
+        pairs = zip(turns[::2], turns[1::2], strict=True)
+        return any(taught.contradicts(asked.content, said.content, ranks.get(row.source, 0)) for asked, said in pairs)
+
+    reasons = ("contradicted" if ranks and contradicted(row) else None for row in rows)
+    return _drop_with_reason(rows, reasons, dropped)
+
+
+def own_notes(dropped: Dropped, own: Sequence[str]) -> Iterator[str]:
+    """Lines about the conversations that one's own leave out, and about those of one's own that are not taught."""
+    others = {name: counts["contradicted"] for name, counts in dropped.items() if counts["contradicted"]}
+    if others:
+        listed = ", ".join(f"{count:,} of {name}" for name, count in others.items())
+        yield f"left out, because they answer questions of {', '.join(own)} otherwise: {listed}"
+    for name in own:
+        lost = {
+            reason: dropped[name][reason] for reason in (*FILTERS, "too_long", "contaminated") if dropped[name][reason]
+        }
+        if lost:
+            counts = ", ".join(f"{count:,} {reason}" for reason, count in lost.items())
+            yield f"{name}: not taught: {counts} (docs/own-data.md tells the reasons)"
+
+
+def own_caps(rows: Sequence[Encoded], params: SftDataParams, own: Sequence[str]) -> dict[str, int]:
+    """The caps of the sources that are to be no larger than so many times one's own conversations."""
+    size = sum(
+        row.supervised * (params.sources[row.source].repeats + params.sources[row.source].follow_ups)
+        for row in rows
+        if row.source in own and row.conversation.split == "train"
+    )
+    asked = {name: source.times_own for name, source in params.sources.items() if source.times_own is not None}
+    return {name: int(times * size) for name, times in asked.items()} if size else {}
 
 
 def encode(
@@ -273,7 +326,11 @@ def supervised_tokens(rows: Sequence[Encoded], params: SftDataParams, names: Ite
 
 
 def source_report(
-    params: SftDataParams, read: Mapping[str, int], dropped: Dropped, supervised: Mapping[str, int]
+    params: SftDataParams,
+    read: Mapping[str, int],
+    dropped: Dropped,
+    supervised: Mapping[str, int],
+    own: Sequence[str] = (),
 ) -> Facts:
     """How many conversations each source had and lost, and its share; GateError if one source makes up too much."""
     shares = check_shares(supervised, params.max_source_share)
@@ -283,7 +340,7 @@ def source_report(
         "sources": {
             name: {
                 "read": read[name],
-                **{reason: dropped[name][reason] for reason in REASONS},
+                **{reason: dropped[name][reason] for reason in (*REASONS, *(OWN_REASONS if own else ()))},
                 "supervised_tokens": supervised[name],
                 "supervised_share": shares[name],
             }

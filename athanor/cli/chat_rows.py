@@ -10,18 +10,25 @@ from typing import Any
 
 from athanor.base.artifacts import write_text
 from athanor.base.errors import InputError
+from athanor.runtime.schema import check_values
 from athanor.serving.store import Store
 from athanor.text.conversations import Message, check_messages
 
-# What params.yaml needs to read the rows.
+# What params.yaml needs to read the rows. Each is taught in eight wordings, alone and as a later turn: one among some
+# 20,000 conversations that comes once changes nothing.
+NAME, PARAMS = "corrections", Path("params.yaml")
 SOURCE = """\
 under instruct.sources:
   - type: messages
     name: corrections
     files: {path}
+    as_typed: true
+    wordings: 6
+    hold_out: false
     max_malformed_fraction: 0.0
 under sft_data.sources:
-    corrections: {{max_copies: 1, repeats: 1, max_supervised_tokens: null}}"""
+    corrections: {{repeats: 3, follow_ups: 2}}"""
+WRITE = "(with --write the command puts it there)\n"
 PAIRS_SOURCE = """\
 under dpo_data.sources:
   - type: pairs
@@ -39,10 +46,15 @@ def row_options(commands: Any) -> None:
         command = commands.add_parser(name, help=what)
         command.add_argument("out", type=Path, metavar="OUT.jsonl", help="best in corpus/, which DVC watches")
         command.set_defaults(run=run)
+        if run is export_rows:
+            command.add_argument("--write", action="store_true", help="put the lines that read them into params.yaml")
 
 
 def export_rows(store: Store, args: argparse.Namespace) -> int:
-    """Write all accepted corrections, in the order of their messages, each conversation once."""
+    """Write all accepted corrections, in the order of their messages, each conversation once.
+
+    Of several answers to one question the one that was corrected last is written.
+    """
     out: Path = args.out
     _check_out(out, "correction")
     rows: dict[str, dict[str, Any]] = {}
@@ -55,15 +67,42 @@ def export_rows(store: Store, args: argparse.Namespace) -> int:
             left_out.append(str(error))
             continue
         # The number tells on the next export that the row came from here; the training reads the messages alone.
-        rows.setdefault(json.dumps(messages), {"messages": messages, "correction": row["id"]})
+        said = rows.setdefault(json.dumps(row["prompt"]), {"messages": messages, "correction": row["id"]})
+        if said["messages"] != messages:
+            left_out.append(f"correction {said['correction']}: correction {row['id']} answers the same otherwise")
+            rows[json.dumps(row["prompt"])] = {"messages": messages, "correction": row["id"]}
     if accepted and not rows:
         raise _all_left_out("accepted correction", left_out, out)
     if not rows:
         raise InputError("no correction is accepted, nothing was written", where=str(out), fix=SETTLE)
     copies = len(accepted) - len(left_out) - len(rows)
     told = f", {copies} accepted corrections say the same as another" if copies else ""
-    _write(out, list(rows.values()), told, left_out, SOURCE)
+    _write(out, list(rows.values()), told, left_out, "" if args.write else WRITE + SOURCE)
+    if args.write:
+        print(_into_params(out))
     return 0
+
+
+def _into_params(out: Path) -> str:
+    """Put the lines that read the rows into params.yaml; returns what was done."""
+    from dvc.utils.serialize import dumps_yaml, parse_yaml_for_update
+    from ruamel.yaml import YAML
+
+    values = parse_yaml_for_update(PARAMS.read_text(encoding="utf-8"), str(PARAMS))
+    sources, sizes = values["instruct"]["sources"], values["sft_data"]["sources"]
+    if any(source.get("files") == out.as_posix() for source in sources):
+        return f"{PARAMS} reads the file already; athanor repro trains on it"
+    if any(source["name"] == NAME for source in sources):
+        fix = f"export to its file, or take that source out of {PARAMS}"
+        raise InputError(f"there is a source '{NAME}' of another file", where="instruct.sources", fix=fix)
+    lines = SOURCE.format(path=json.dumps(out.as_posix(), ensure_ascii=False)).split("under ")
+    for section, text in zip((sources, sizes), lines[1:], strict=True):
+        added = YAML(typ="safe").load(text.partition("\n")[2])
+        section.extend(added) if isinstance(section, list) else section.update(added)
+    text = dumps_yaml(values)
+    check_values(YAML(typ="safe").load(text))
+    write_text(PARAMS, text)
+    return f"written to {PARAMS}; athanor repro trains on it"
 
 
 def export_pairs(store: Store, args: argparse.Namespace) -> int:
@@ -155,6 +194,8 @@ def _write(out: Path, rows: list[dict[str, Any]], told: str, left_out: list[str]
     print(f"{out}: {len(rows)} rows{told}")
     for line in left_out:
         print(f"left out: {line}")
-    print(f"\nTo train on them, in params.yaml\n{source.format(path=json.dumps(out.as_posix(), ensure_ascii=False))}")
+    if source:
+        lines = source.format(path=json.dumps(out.as_posix(), ensure_ascii=False))
+        print(f"\nTo train on them, in params.yaml\n{lines}")
     if out.parts[:1] != ("corpus",):
         print("\nDVC watches corpus/ and not this place: write the rows there, or it will not see when they change.")

@@ -32,8 +32,9 @@ from athanor.runtime.overview import NOTE
 from athanor.runtime.redact import redact
 from athanor.runtime.store import EXPERIMENT
 from athanor.runtime.store_check import trouble
-from athanor.serving.discover import FACTS_FILE, TORCH, AvailableModel, discover, materialise
+from athanor.serving.discover import TORCH, AvailableModel, discover, materialise
 from athanor.serving.experiments import EXPORT, HF_DIR, WEIGHTS_OF
+from athanor.serving.files import FACTS_FILE
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

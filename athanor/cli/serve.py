@@ -63,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
     from athanor.serving.experiments import unexported
     from athanor.serving.memory import GIB, default_memory_bytes
     from athanor.serving.models import Models
+    from athanor.serving.retraining import Retraining
     from athanor.serving.running import running
     from athanor.serving.store import Store
 
@@ -83,13 +84,25 @@ def run(args: argparse.Namespace) -> int:
     local = is_loopback(args.host)
     hosts = tuple(dict.fromkeys([*LOOPBACK, *(name.lower() for name in (url_host(args.host), *args.allow_host))]))
     hosts = hosts if local or not key else ()
-    listener = listen(args.host, args.port)
+    listeners = listen_all(args.host, args.port)
     memory = default_memory_bytes() if args.memory is None else int(args.memory * GIB)
     store = Store(root / args.history)
 
+    # Who else could reach the server starts nothing here.
+    own = local and not args.allow_host and not args.model and (root / "dvc.yaml").is_file()
+    retraining = Retraining(root, store.path) if own else None
+
     def app() -> object:  # inside the event loop, to which the models belong
         models = Models(served, memory_bytes=memory, root=root, spec=spec, running=undone)
-        return build_app(models, store, key=key, hosts=hosts, addresses=not local, most_waiting=args.max_requests)
+        return build_app(
+            models,
+            store,
+            key=key,
+            hosts=hosts,
+            addresses=not local,
+            most_waiting=args.max_requests,
+            retraining=retraining,
+        )
 
     lines = [
         f"  {entry.id:<24} {entry.label}{f'  (cannot be served: {entry.problem})' if entry.problem else ''}"
@@ -101,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"  to serve one: dvc exp apply {missing_exports[0]}, then dvc repro export")
     if not local and not key:
         print(f"anyone who reaches {args.host} can use this server: set {KEY_VARIABLE}", file=sys.stderr)
-    address = f"http://{url_host(args.host)}:{listener.getsockname()[1]}"
+    address = f"http://{url_host(args.host)}:{listeners[0].getsockname()[1]}"
     if args.host in ("0.0.0.0", "::"):
         print("from other machines: the address below, with this machine's own in place of the loopback one")
     print(f"open {address}/   (OpenAI's protocol: {address}/v1; Ctrl-C stops)", flush=True)
@@ -110,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
         limit_concurrency=args.max_requests + OTHER_CONNECTIONS,
     )  # fmt: skip
     with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C, told again when all has ended
-        Server(config).run(sockets=[listener])
+        Server(config).run(sockets=listeners)
     return 0
 
 
@@ -146,6 +159,15 @@ def url_host(host: str) -> str:
     """The host of an address to open: an IPv6 address in brackets, any address as this machine's own."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{host}]" if ":" in host else host
+
+
+def listen_all(host: str, port: int) -> list[socket.socket]:
+    """That of the host; beside 127.0.0.1 also ::1 where it is free, which some clients take `localhost` for."""
+    first = listen(host, port)
+    if host == "127.0.0.1":
+        with contextlib.suppress(InputError, OSError):
+            return [first, listen("::1", first.getsockname()[1])]
+    return [first]
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -12,8 +12,9 @@ from athanor.base.errors import AthanorError
 from athanor.export.gguf_reader import read_header
 from athanor.model.config import ModelConfig
 from athanor.runtime.watch import FILE as HEALTH_FILE
-from athanor.serving.discover import CONFIG, FACTS_FILE, AvailableModel, materialise
-from athanor.serving.experiments import CARD, HF_DIR
+from athanor.serving.discover import AvailableModel, materialise
+from athanor.serving.experiments import CARD, HF_DIR, is_base
+from athanor.serving.files import CONFIG, FACTS_FILE
 from athanor.serving.starters import checkout_of, topics
 
 CARDS = (CARD, "README.md")  # as our exports have it, and as published ones and foreign ones do
@@ -47,9 +48,10 @@ def shape(path: Path) -> dict[str, int]:
         if path.is_file():
             header = read_header(path)
             return {"context_tokens": int(header[f"{header['general.architecture']}.context_length"])}
-        if not (path / FACTS_FILE).is_file():
+        own = path / (CONFIG if is_base(path) else FACTS_FILE)
+        if not own.is_file():
             return {"context_tokens": int(read_json(path / CONFIG)["max_position_embeddings"])}
-        config = ModelConfig.from_dict(read_json(path / FACTS_FILE)["model"])
+        config = ModelConfig.from_dict(read_json(own)["model"])
         return {"context_tokens": config.context_tokens, "parameters": config.parameter_count()}
     return {}
 

@@ -26,6 +26,7 @@ from athanor.serving.models import Models
 from athanor.serving.openai_api import openai_router
 from athanor.serving.page_api import page_router
 from athanor.serving.requests import Limit, problem
+from athanor.serving.retraining import Retraining
 from athanor.serving.store import Store
 
 logger = logging.getLogger(__name__)
@@ -72,6 +73,8 @@ class AccessMiddleware:
         # No client needs byte ranges of the page's files, and Starlette's errors for faulty ones have another form.
         scope["headers"] = [header for header in scope["headers"] if header[0] != b"range"]
         refusal = self._refusal(Headers(scope=scope), scope["path"])
+        if (path := re.sub("/{2,}", "/", scope["path"])).startswith("/v1/"):  # addresses joined with one slash too many
+            scope = {**scope, "path": path.rstrip("/")}
         if scope["method"] == "HEAD":  # as GET; the web server leaves the body out
             scope = {**scope, "method": "GET"}
         await (refusal or self.app)(scope, receive, send_with_headers)
@@ -112,6 +115,7 @@ def build_app(
     addresses: bool = False,
     most_waiting: int = 256,
     version: str = "",
+    retraining: Retraining | None = None,
 ) -> FastAPI:
     """The application. `key`: asked of every route but the page's files. `hosts`: names it answers to, () for any;
     `addresses`: and to numeric ones. `most_waiting`: requests for answers under way."""
@@ -124,7 +128,7 @@ def build_app(
 
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)  # their pages load from a CDN
     app.include_router(openai_router(models, limit))
-    app.include_router(page_router(store, models, limit, version=version))
+    app.include_router(page_router(store, models, limit, version=version, retraining=retraining))
 
     @app.get("/health")
     async def health() -> dict[str, Any]:

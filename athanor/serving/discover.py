@@ -13,26 +13,32 @@ import importlib.util
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 
 from athanor.base.artifacts import MANIFEST, manifest_digest, new_dir, read_json
 from athanor.base.errors import AthanorError, InputError, suggest
 from athanor.export.gguf_reader import read_header
 from athanor.runtime.dvc_view import cache_folder
-from athanor.serving.experiments import EXPORT, HF_DIR, WEIGHTS_OF, cached, export_of, recorded, unexported
-from athanor.tokenizer.chat import template_hash
-from athanor.tokenizer.tokenizer import MODEL_FILE, Tokenizer
+from athanor.serving.experiments import (
+    BASE,
+    EXPORT,
+    HF_DIR,
+    WEIGHTS_OF,
+    cached,
+    export_of,
+    is_base,
+    recorded,
+    tokenizer_folder,
+    unexported,
+)
+from athanor.serving.files import CONFIG, FACTS_FILE, WEIGHTS, bounded, foreign_problem, gguf_problem, own_problem
+from athanor.tokenizer.tokenizer import MODEL_FILE
 
 SERVED = ".athanor/served"
-FACTS_FILE, CONFIG, WEIGHTS, INDEX = "athanor.json", "config.json", "model.safetensors", "model.safetensors.index.json"
 TORCH, LLAMA_CPP, TRANSFORMERS = "torch", "llama.cpp", "transformers"
 PACKAGES = {LLAMA_CPP: "xllamacpp", TRANSFORMERS: "transformers"}
-MAX_BYTES = 64 << 20  # of a file that is read whole while looking; the largest, a tokenizer, has some megabytes
-SHRINK = "athanor slots lists checkpoints, athanor shrink ID FOLDER makes a directory to serve of one"
-PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,8 @@ def discover(root: Path, requested: Sequence[str]) -> list[AvailableModel]:
     """
     root = root.resolve()
     available, names = _with_experiments(root, _local(root))
-    available = _unique(sorted(available, key=lambda model: (bool(model.fetch), -model.created)))
+    base = str(root / BASE)
+    available = _unique(sorted(available, key=lambda model: (bool(model.fetch), model.path == base, -model.created)))
     if not requested:
         return available
     by_path = {model.path: model for model in available}
@@ -113,9 +120,12 @@ def problem_of(root: Path, model: AvailableModel) -> str:
             files = _cached_files(root, model)
         elif not path.is_dir():
             return f"{path} is gone"
+        elif is_base(path):
+            files = {name: path / name for name in (CONFIG, WEIGHTS)}
+            return own_problem({**files, MODEL_FILE: tokenizer_folder(path) / MODEL_FILE}, CONFIG, "pretrain")
         else:
             files = {file.name: file for file in path.iterdir() if file.is_file()}
-        return _own_problem(files) if model.backend == TORCH else _foreign_problem(files)
+        return own_problem(files) if model.backend == TORCH else foreign_problem(files)
     except (AthanorError, OSError) as error:
         return str(error)
     except (AttributeError, LookupError, TypeError, ValueError, RecursionError, MemoryError) as error:
@@ -131,6 +141,8 @@ def _local(root: Path) -> list[AvailableModel]:
         folder = root / export / HF_DIR
         if folder.is_dir():
             models.append(_looked_at(_directory, folder, export))
+    if is_base(root / BASE):
+        models.append(_looked_at(_directory, root / BASE, f"{BASE}, goes on with a text"))
     files = (root / EXPORT).glob("*.gguf") if (root / EXPORT).is_dir() else ()
     gguf_models = [_looked_at(_gguf, path, EXPORT) for path in sorted(files)]
     # As old as the exact weights they were made from, which come first.
@@ -153,7 +165,7 @@ def _stale_export_problem(folder: Path) -> str:
     weights = WEIGHTS_OF.get(folder.relative_to(root).as_posix())
     if weights is None or not (root / weights / MANIFEST).is_file() or not (folder / MANIFEST).is_file():
         return ""
-    parents = read_json(_bounded(folder / MANIFEST))["parents"]
+    parents = read_json(bounded(folder / MANIFEST))["parents"]
     name = Path(weights).name
     if parents.get(name) == manifest_digest(root / weights):
         return ""
@@ -162,15 +174,15 @@ def _stale_export_problem(folder: Path) -> str:
 
 
 def _directory(folder: Path, source: str, origin: str) -> AvailableModel:
-    is_ours = (folder / FACTS_FILE).is_file()
+    is_export = (folder / FACTS_FILE).is_file()
     # "hf" alone says nothing: of ours the name inside, of others that of the directory around it.
-    name = (_recorded_name(folder / FACTS_FILE) if is_ours else "") or (
+    name = (_recorded_name(folder / FACTS_FILE) if is_export else "") or (
         folder.parent if folder.name == HF_DIR else folder
     ).name
-    main_file = folder / (FACTS_FILE if is_ours else CONFIG)
+    main_file = folder / (FACTS_FILE if is_export else CONFIG)
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     created = main_file.stat().st_mtime if main_file.is_file() else folder.stat().st_mtime
-    backend = TORCH if is_ours else TRANSFORMERS
+    backend = TORCH if is_export or is_base(folder) else TRANSFORMERS
     model = AvailableModel(_slug(name), f"{name} ({origin})", str(folder), backend, source, created, size)
     return replace(model, problem=problem_of(folder, model))
 
@@ -203,16 +215,9 @@ def _named_path(value: str, names: Sequence[str]) -> AvailableModel:
 
 def _recorded_name(path: Path) -> str:
     try:
-        return str(read_json(_bounded(path)).get("name") or "")
+        return str(read_json(bounded(path)).get("name") or "")
     except (AthanorError, AttributeError):
         return ""
-
-
-def _bounded(path: Path) -> Path:
-    """The path; InputError for a file that is too large to be what its name says."""
-    if path.stat().st_size > MAX_BYTES:
-        raise InputError(f"it has more than {MAX_BYTES >> 20} MiB", where=str(path), fix="export or fetch it again")
-    return path
 
 
 def _slug(name: str) -> str:
@@ -230,72 +235,6 @@ def _unique(models: Iterable[AvailableModel]) -> list[AvailableModel]:
         used_ids.add(name)
         result.append(replace(model, id=name))
     return result
-
-
-# -- what shows without loading ------------------------------------------------------
-
-
-def _own_problem(files: Mapping[str, Path]) -> str:
-    for name in (FACTS_FILE, CONFIG, MODEL_FILE, WEIGHTS):
-        if name not in files or not files[name].is_file():
-            return f"{name} is missing. Fix: export it again: dvc repro export"
-    facts = read_json(_bounded(files[FACTS_FILE]))
-    return _mismatch_problem(facts.get("tokenizer_digest"), facts.get("template_hash"), files[MODEL_FILE])
-
-
-def gguf_problem(path: Path) -> str:
-    """Why a GGUF file cannot be served, as far as its header shows; InputError if it has none."""
-    if path.suffix != ".gguf":
-        return f"{path.name} is no .gguf file. Fix: name a directory or a .gguf file"
-    header = read_header(path)
-    if header.get("general.type", "model") != "model":
-        return f"it holds no model but a part of one ({header['general.type']})"
-    if "athanor.template_hash" not in header:
-        return ""
-    tokenizer = tokenizer_beside(path)
-    if tokenizer is None:
-        return f"its tokenizer is not beside it. Fix: put the export's {HF_DIR}/{MODEL_FILE} into {path.parent}"
-    return _mismatch_problem(header.get("athanor.tokenizer_digest"), header["athanor.template_hash"], tokenizer)
-
-
-def tokenizer_beside(path: Path) -> Path | None:
-    """The SentencePiece model of one of our GGUF files, as the export lays it out or right beside it."""
-    candidates = (path.parent / HF_DIR / MODEL_FILE, path.parent / MODEL_FILE)
-    return next((candidate for candidate in candidates if candidate.is_file()), None)
-
-
-def _mismatch_problem(tokenizer: str | None, template: str | None, path: Path) -> str:
-    actual_digest, actual_template = identity(_bounded(path).read_bytes())
-    if tokenizer != actual_digest:
-        return f"it was trained with another tokenizer ({tokenizer}) than the one beside it ({actual_digest})"
-    if template != actual_template:
-        return f"it was trained with another chat template ({template}) than this code renders ({actual_template})"
-    return ""
-
-
-@lru_cache(maxsize=8)
-def identity(model: bytes) -> tuple[str, str]:
-    """Digest of a SentencePiece model and hash of the template that this code renders with it."""
-    tokenizer = Tokenizer(model)
-    return tokenizer.digest, template_hash(tokenizer)
-
-
-def _foreign_problem(files: Mapping[str, Path]) -> str:
-    if MANIFEST in files and "tokenizer_config.json" not in files:
-        return f"weights of a stage are no export. Fix: {SHRINK}"
-    if CONFIG not in files:
-        gguf_names = sorted(name for name in files if name.endswith(".gguf"))
-        fix = f"name a file: {gguf_names[0]}" if gguf_names else "name a directory with config.json and *.safetensors"
-        return f"no Hugging Face model: {CONFIG} is missing. Fix: {fix}"
-    if WEIGHTS in files or INDEX in files:
-        return ""
-    pickled = sorted(name for name in files if name.endswith(PICKLED))
-    if pickled:
-        return (
-            f"{pickled[0]} is a pickle, which can run any code when it is read. "
-            "Fix: take the safetensors files of the model, or save it again with save_pretrained"
-        )
-    return f"no weights: {WEIGHTS} is missing"
 
 
 # -- experiments ----------------------------------------------------------------------

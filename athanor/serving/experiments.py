@@ -1,4 +1,7 @@
-"""What DVC recorded of the exports of experiments: read from Git and from DVC's cache, without opening either with DVC."""
+"""Where a checkout keeps its models, and what DVC recorded of the exports of experiments.
+
+Read from Git and from DVC's cache, without opening either with DVC.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,10 @@ import json
 import re
 from pathlib import Path
 
+from athanor.base.artifacts import MANIFEST
 from athanor.runtime.facts import git
 
+BASE, TOKENIZER = "models/base", "models/tokenizer"
 EXPORT, HF_DIR, CARD = "models/export", "hf", "MODEL_CARD.md"
 # An export and the weights it is made from; the first that is there is what a page begins with.
 WEIGHTS_OF = {
@@ -17,6 +22,15 @@ WEIGHTS_OF = {
     "models/dpo-export": "models/dpo",
 }
 _NAMED = re.compile(r"refs/exps/[0-9a-f]{2}/[0-9a-f]{38}/(.+)")
+
+
+def is_base(folder: Path) -> bool:
+    """Whether a folder is a checkout's base model, as pretraining wrote it; its tokenizer lies beside it."""
+    return folder.resolve().as_posix().endswith(f"/{BASE}") and (folder / MANIFEST).is_file()
+
+
+def tokenizer_folder(base: Path) -> Path:
+    return base.with_name(Path(TOKENIZER).name)
 
 
 def recorded(root: Path) -> list[tuple[str, str, float, tuple[str, int] | None]]:

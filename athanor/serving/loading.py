@@ -13,7 +13,8 @@ from athanor.base.errors import InputError
 from athanor.model.config import ModelConfig
 from athanor.model.tensorfile import read_tensors
 from athanor.model.transformer import Transformer
-from athanor.model.weights import WEIGHTS, fill
+from athanor.model.weights import WEIGHTS, fill, load_model
+from athanor.serving.experiments import is_base, tokenizer_folder
 from athanor.serving.running import is_checkpoint, slot_folder
 from athanor.tokenizer.chat import check_made_with
 from athanor.tokenizer.tokenizer import MODEL_FILE, Tokenizer
@@ -26,7 +27,7 @@ QK_NORM = {"LlamaForCausalLM": False, "Qwen3ForCausalLM": True}
 
 
 def load_export(folder: str | Path, device: torch.device | str = "cpu") -> tuple[Transformer, Tokenizer]:
-    """The exported model (or that of a checkpoint in its slot) in evaluation mode, computing in fp32, and its tokenizer.
+    """The exported model in evaluation mode, computing in fp32, and its tokenizer; or a base model's, or a checkpoint's.
 
     InputError if the directory is missing or incomplete, or if its model was
     trained with another tokenizer or another chat template than this code
@@ -39,6 +40,11 @@ def load_export(folder: str | Path, device: torch.device | str = "cpu") -> tuple
 
         source, _ = checkpoint_source(folder, slot_folder(folder))
         return rebuilt(source, "float32").to(device), source.tokenizer
+    if is_base(folder):
+        tokenizer = _tokenizer(tokenizer_folder(folder))
+        model, facts = load_model(folder, device)
+        check_made_with(facts, tokenizer, where=str(folder), fix="dvc repro pretrain")
+        return model, tokenizer
     if folder.is_file():
         what = "this is a file, and the chat in a terminal takes the directory of an export"
         raise InputError(what, where=str(folder), fix=f"{folder.parent / 'hf'}; athanor serve takes GGUF files, too")
@@ -88,8 +94,12 @@ def model_config(values: Mapping[str, Any], where: str) -> ModelConfig:
 
 
 def decoding_defaults(folder: str | Path) -> dict[str, Any]:
-    """Content of the export's generation_config.json: the decoding settings the model ships with. A checkpoint has none."""
-    return {} if is_checkpoint(Path(folder)) else _read(Path(folder), GENERATION)
+    """Content of the export's generation_config.json: the decoding settings the model ships with.
+
+    A checkpoint and a base model have none.
+    """
+    folder = Path(folder)
+    return {} if is_checkpoint(folder) or is_base(folder) else _read(folder, GENERATION)
 
 
 def sampling_defaults(generation_config: Mapping[str, Any]) -> Mapping[str, Any]:

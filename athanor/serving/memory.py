@@ -8,7 +8,8 @@ from pathlib import Path
 from athanor.base.artifacts import read_json
 from athanor.base.errors import AthanorError
 from athanor.base.host import free_memory_bytes
-from athanor.serving.discover import CONFIG, LLAMA_CPP, TORCH, AvailableModel
+from athanor.serving.discover import LLAMA_CPP, TORCH, AvailableModel
+from athanor.serving.files import CONFIG
 
 GIB = 2**30
 # What a process takes before any weight: Python with llama.cpp, or with torch.
@@ -32,6 +33,10 @@ def estimate(model: AvailableModel, rows: int, cache_bytes: int) -> int:
     weights, cache = model.bytes, cache_bytes
     with contextlib.suppress(AthanorError, AttributeError, KeyError, TypeError):
         config = read_json(Path(model.path) / CONFIG)
+        if "model" in config:  # a base model, as its stage wrote it
+            own = config["model"]
+            config = {"num_hidden_layers": own["layers"], "max_position_embeddings": own["context_tokens"]}
+            config |= {"num_key_value_heads": own["kv_heads"], "head_dim": own["head_dim"], "dtype": "float32"}
         if config.get("dtype", config.get("torch_dtype")) != "float32":
             weights *= 2  # they are computed with as fp32
         rows += kept_rows(rows) if model.backend == TORCH else 0

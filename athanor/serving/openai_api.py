@@ -39,7 +39,6 @@ def openai_router(models: Models, limit: Limit) -> APIRouter:
     router = APIRouter(prefix="/v1", route_class=ApiRoute)
 
     @router.get("/models")
-    @router.get("/models/")
     async def list_models() -> dict[str, Any]:
         models.refresh()
         return {"object": "list", "data": [_model_card(state) for state in models.states()]}
@@ -68,7 +67,7 @@ def openai_router(models: Models, limit: Limit) -> APIRouter:
 
     @router.api_route("/{path:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False)
     async def nothing_here(request: Request, path: str) -> Response:
-        if method := METHODS.get(path.rstrip("/")):
+        if method := METHODS.get(path):
             raise Refused(405, f"{request.method} is not for /v1/{path}", f"use {method}")
         what = NOT_HERE.get(path.partition("/")[0], f"there is no {request.method} /v1/{path[:100]}")
         raise Refused(404, what, f"this server has {', '.join(f'/v1/{known}' for known in METHODS)}", "unknown_url")

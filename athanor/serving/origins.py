@@ -8,18 +8,20 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-from athanor.base.artifacts import MANIFEST, manifest_digest, read_json
+from athanor.base.artifacts import MANIFEST, manifest_digest, read_json, read_manifest
 from athanor.base.errors import AthanorError, InputError
 from athanor.base.work import Facts
 from athanor.origins.documents import trained_on
 from athanor.origins.index import ready
 from athanor.origins.tracing import Tracer
-from athanor.serving.discover import FACTS_FILE, AvailableModel
-from athanor.serving.experiments import HF_DIR
+from athanor.serving.discover import AvailableModel
+from athanor.serving.experiments import HF_DIR, is_base
+from athanor.serving.files import FACTS_FILE
 
 # By its name in the lineage: what a model learned from, and the models of this checkout whose steps are told.
 DATA = {"shards": Path("data/shards"), "sft_data": Path("data/sft")}
 WEIGHTS = {"base": Path("models/base"), "sft": Path("models/sft")}
+MADE_ELSE = "{} is not here as this model was made from it, so where its answers come from is not known"
 MOST_TOKENS = 100_000_000  # that are indexed while somebody waits at a page: a minute
 _one_at_a_time = threading.Lock()
 
@@ -44,6 +46,10 @@ def _tracer(root: Path, *digests: str) -> Tracer:
 def _checkout(model: AvailableModel) -> Path:
     """The checkout that holds the model and what it was trained on."""
     path = Path(model.path)
+    if is_base(path):  # its other data are its fine-tuned model's
+        if read_manifest(path, "model", 1)["parents"]["shards"] != _digest(path.parents[1] / DATA["shards"]):
+            raise InputError(MADE_ELSE.format(DATA["shards"]), where=model.id, fix="dvc repro pretrain")
+        return path.parents[1]
     root = path.parents[2] if len(path.parents) > 2 else path
     lineage: Mapping[str, str] = {}
     for file in (path / FACTS_FILE, path.parent / HF_DIR / FACTS_FILE):
@@ -52,7 +58,7 @@ def _checkout(model: AvailableModel) -> Path:
     for name, folder in (DATA | WEIGHTS).items():
         here = _digest(root / folder)
         if lineage.get(name) != here and (here or name in DATA):
-            what = f"{folder} is not here as this model was made from it, so where its answers come from is not known"
+            what = MADE_ELSE.format(folder)
             fix = "dvc checkout or dvc pull; for an experiment's model first dvc exp apply"
             raise InputError(what, where=model.id, fix=fix)
     return root

@@ -23,7 +23,8 @@ from athanor.origins.tracing import MAX_CHARS
 from athanor.serving import origins
 from athanor.serving.about import about
 from athanor.serving.models import Models
-from athanor.serving.requests import ApiRoute, EventStream, Limit, SamplingFields, read
+from athanor.serving.requests import ApiRoute, EventStream, Limit, Refused, SamplingFields, read
+from athanor.serving.retraining import Retraining
 from athanor.serving.store import Store, Unknown
 from athanor.serving.turns import Turn, Turns
 
@@ -109,8 +110,13 @@ async def _event_lines(turn: Turn) -> AsyncIterator[str]:
         yield f"data: {json.dumps(event)}\n\n"
 
 
-def page_router(store: Store, models: Models, limit: Limit, *, version: str = "") -> APIRouter:
-    """The routes over a store and the models. On shutdown what is being answered is stopped and stored."""
+def page_router(
+    store: Store, models: Models, limit: Limit, *, version: str = "", retraining: Retraining | None = None
+) -> APIRouter:
+    """The routes over a store and the models. On shutdown what is being answered is stopped and stored.
+
+    `retraining`: None where the page may start none.
+    """
     turns = Turns(store, models)
 
     @asynccontextmanager
@@ -125,7 +131,16 @@ def page_router(store: Store, models: Models, limit: Limit, *, version: str = ""
     async def state() -> dict[str, Any]:
         models.refresh()
         default = next(iter(turns.default_names()), None)
-        return {"version": version, "models": models.states(), "default_model": default}
+        state = {"version": version, "models": models.states(), "default_model": default}
+        return {**state, "retraining": retraining and await in_thread(retraining.state)}
+
+    @router.post("/retraining", status_code=202)
+    async def retrain(request: Request) -> dict[str, Any]:
+        await read(request, EmptyBody)
+        if retraining is None:
+            what = "this server starts no training: it serves no checkout, or others reach it"
+            raise Refused(403, what, "athanor serve in a checkout, without --host and --allow-host")
+        return await in_thread(retraining.start)
 
     @router.get("/models/{model:path}/about")
     async def about_model(model: str) -> dict[str, Any]:
@@ -235,6 +250,25 @@ def file_name(title: str) -> str:
     return "-".join(["chat", *words])[:60].rstrip("-")
 
 
+CODE = re.compile(r"(async def|def|class) .*:[ \t]*(\n|$)")
+NO_PARAGRAPH = re.compile(r"\s*([-*+>#|]|\d+[.)])")
+
+
+def _fenced(text: str) -> str:
+    """A text with fences around the code that has none, as the page shows it: Markdown would take its indents away."""
+    if "```" in text:
+        return text
+    found: list[tuple[bool, str]] = []  # whether it is code, and the block
+    for block in re.split(r"\n{2,}", text.strip()):
+        indented = block[:1] in " \t"
+        if indented and found and found[-1][0]:
+            found[-1] = True, f"{found[-1][1]}\n\n{block}"
+        else:
+            inside = re.search(r"\n[ \t]+\S", block) and not NO_PARAGRAPH.match(block)
+            found.append((bool(CODE.match(block) or inside), block))
+    return "\n\n".join(f"```\n{block}\n```" if code else block for code, block in found)
+
+
 def _markdown(chat: dict[str, Any], messages: list[dict[str, Any]]) -> str:
     title = " ".join(chat["title"].split()) or "Chat"
     blocks = [f"# {title}"]
@@ -242,7 +276,10 @@ def _markdown(chat: dict[str, Any], messages: list[dict[str, Any]]) -> str:
         blocks += ["## System", chat["system"].strip()]
     for message in messages:
         name = f"Answer ({message['model']})" if message["model"] else "Answer"
-        blocks += [f"## {'Question' if message['role'] == 'user' else name}", message["content"].strip()]
+        blocks += [
+            f"## {'Question' if message['role'] == 'user' else name}",
+            _fenced(message["content"]) if message["model"] else message["content"].strip(),
+        ]
     return "\n\n".join(blocks) + "\n"
 
 

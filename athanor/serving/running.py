@@ -15,7 +15,9 @@ from safetensors import SafetensorError, safe_open
 from athanor.base.artifacts import read_json
 from athanor.base.errors import AthanorError
 from athanor.runtime.locks import locked
-from athanor.serving.discover import TORCH, WEIGHTS, AvailableModel
+from athanor.serving.discover import TORCH, AvailableModel
+from athanor.serving.experiments import is_base
+from athanor.serving.files import WEIGHTS
 
 STAGES = ("pretrain", "sft")
 PREVIEWS, ORIGIN = ".athanor/previews", "checkpoint.json"  # the latter in a directory made of a checkpoint
@@ -76,7 +78,7 @@ def origin(path: Path) -> dict[str, Any]:
 
 def template_of(path: Path) -> dict[str, str]:
     """{"template": CONTINUES} where it is known that nobody has taught the model to answer."""
-    return {"template": CONTINUES} if origin(path).get("stage") == "pretrain" else {}
+    return {"template": CONTINUES} if is_base(path) or origin(path).get("stage") == "pretrain" else {}
 
 
 def _model(path: Path) -> AvailableModel:

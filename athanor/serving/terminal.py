@@ -23,21 +23,24 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from athanor.base.errors import AthanorError
+from athanor.base.errors import AthanorError, InputError
 from athanor.decoding.sampling import Sampling
-from athanor.runtime.machine import machine
+from athanor.runtime.machine import anchor, machine
 from athanor.serving.backends.base import Backend, Request
 from athanor.serving.backends.torch_backend import open_backend
+from athanor.serving.discover import discover, materialise
 from athanor.serving.experiments import HF_DIR
 from athanor.serving.memory import GIB
 from athanor.serving.running import CONTINUES
 from athanor.text.conversations import Message
 
 DEFAULT_MODEL = "models/export/hf"
+MODEL_HELP = f"exported directory, or a name of athanor serve's list, like base (default {DEFAULT_MODEL})"
 HELP = """\
 /system TEXT   set the system message (without TEXT: remove it)
 /reset         forget the conversation
 /help          this list
+(nothing)      of a base model: more of the same text
 /exit          leave, as does Ctrl-D; Ctrl-C stops an answer"""
 
 
@@ -62,12 +65,13 @@ class Chat:
 
         Closing the iterator stops the answer. What was said up to then stays
         in the history; an answer that was stopped before its first piece, or
-        failed, leaves the history as it was. AthanorError for the latter.
+        failed, leaves the history as it was. AthanorError for the latter. An
+        empty `text` asks for more of the last answer.
         """
         system, question = [Message("system", self.system)] if self.system else [], Message("user", text)
         # Another turn draws other numbers; the same conversation with the same seed repeats itself.
         sampling = {**self.sampling, "seed": self.sampling["seed"] + len(self.turns)}
-        messages = (*system, *self.turns, question)
+        messages = (*system, *self.turns, *([question] if text else []))
         request = Request(messages, self.max_new_tokens, sampling, id=next(self._request_ids))
         events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.backend.submit(request, events.put)
@@ -86,12 +90,18 @@ class Chat:
             while (event := events.get())["type"] not in ("end", "error"):
                 pass
             if pieces:
-                self.turns += [question, Message("assistant", "".join(pieces))]
+                self._keep(question, "".join(pieces))
             raise
         if event["type"] == "error":
             raise AthanorError(event["message"])
         self.tokens, self.truncated = event["tokens"], event["reason"] == "length"
-        self.turns += [question, Message("assistant", "".join(pieces))]
+        self._keep(question, "".join(pieces))
+
+    def _keep(self, question: Message, answer: str) -> None:
+        if question.content:
+            self.turns += [question, Message("assistant", answer)]
+        else:
+            self.turns[-1] = Message("assistant", self.turns[-1].content + answer)
 
 
 class Terminal:
@@ -120,7 +130,7 @@ class Terminal:
                     return
                 if line.startswith("/"):
                     self.command(line)
-                elif line:
+                elif line or self.chat.turns and self.chat.backend.info["template"] == CONTINUES:
                     self.answer(line)
             except EOFError:
                 if self.interactive:
@@ -203,10 +213,22 @@ def _is_control(c: str) -> bool:
     return control or 0x202A <= code <= 0x202E or 0x2066 <= code <= 0x2069
 
 
+def path_of(model: str) -> str:
+    """The directory of a model that is named by it, by the export around it, or by its name in the list of a server."""
+    inner = Path(model) / HF_DIR
+    if inner.is_dir() or Path(model).exists() or "/" in model:
+        return str(inner) if inner.is_dir() else model
+    (named,) = discover(anchor(), [model])
+    if named.problem:
+        raise InputError(named.problem, where=f"--model {model}")
+    materialise(anchor(), named)
+    return named.path
+
+
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     epilog = "athanor chat list | accept | reject | export | item: corrections from the page (docs/chat-to-data.md)"
     parser = argparse.ArgumentParser(prog="athanor chat", description="Chat in the terminal.", epilog=epilog)
-    parser.add_argument("--model", default=DEFAULT_MODEL, help=f"exported directory (default {DEFAULT_MODEL})")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help=MODEL_HELP)
     parser.add_argument("--system", default="", help="system message")
     parser.add_argument("--temperature", type=float, help="0 takes the likeliest token (default: as exported)")
     parser.add_argument("--top-k", type=int, help="sample among the k likeliest tokens")
@@ -223,9 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stream.reconfigure(encoding="utf-8", errors="replace")
     try:
         settings = machine()
-        inner = Path(options.model) / HF_DIR  # of an export as a whole, as `athanor serve` takes it
-        path = str(inner) if inner.is_dir() else options.model
-        spec = {"path": path, "device": settings.device, "threads": settings.threads}
+        spec = {"path": path_of(options.model), "device": settings.device, "threads": settings.threads}
         backend = open_backend({**spec, "rows": 1, "cache_bytes": GIB})
         names = ("temperature", "top_k", "top_p", "min_p", "seed")
         sampling = {name: value for name in names if (value := getattr(options, name)) is not None}
@@ -241,7 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             import readline  # noqa: F401  line editing and history for input()
         size = f"{backend.info['parameters'] / 1e6:.1f}M parameters, context {backend.info['context_tokens']} tokens"
         if backend.info["template"] == CONTINUES:
-            terminal.say("A base model: it goes on with what you write, and was not taught to answer.")
+            terminal.say("A base model: it goes on with what you write, Enter alone with what stands there.")
         terminal.say(f"{options.model} ({size}). /reset begins anew, /help tells all commands, Ctrl-D leaves.")
     try:
         terminal.run()

@@ -8,16 +8,18 @@ the hash puts nearest to the other side: it stays there when documents are added
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from athanor.base.errors import InputError
 from athanor.base.work import Facts
 from athanor.sources.instruct_params import MessagesSource
-from athanor.text.conversations import Conversation
+from athanor.text.conversations import Conversation, Item
 from athanor.text.documents import NEIGHBOURHOOD, Document, hash64, read_documents, write_shards
+from athanor.text.questions import Taught, last_pair
 
+DRAWN = "generated"  # the origin of items that nobody wrote
 FEW = 1000  # conversations, of which their author knows each
 
 
@@ -72,6 +74,18 @@ def untaught(source: MessagesSource, conversations: Sequence[Conversation]) -> I
             f"{source.name}: {held_out:,} of {len(conversations):,} conversations are held out to validate on"
             f" (instruct.val_fraction) and not taught; athanor sft peek --split val --source {source.name} shows them"
         )
+
+
+def not_taught(items: Sequence[Item], conversations: Iterable[Conversation], note: Callable[[str], None]) -> list[Item]:
+    """Without the drawn items that these conversations of one's own ask: what a person teaches is not held out."""
+    rows = list(conversations)
+    asked = {message.content for row in rows for message in row.messages if message.role == "user"}
+    taught = Taught((*pair, 1) for pair in map(last_pair, (row.messages for row in rows)) if pair)
+    texts = ((item, item.prompt[-1].content) for item in items)
+    left = [item for item, text in texts if item.origin != DRAWN or text not in asked and not taught.asks(text)]
+    if count := len(items) - len(left):
+        note(f"{count} questions of the battery are taught by your own conversations, and not asked any more")
+    return left
 
 
 def remarks(name: str, facts: Facts) -> Iterator[str]:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 
 from athanor.sources.exercises import talk
+from athanor.sources.exercises.exercise import OWN_LICENSE
 from athanor.sources.exercises.talk import TEXTS, TOPICS, About, Turn
 from athanor.sources.instruct_params import (
     ExercisesSource,
@@ -14,12 +15,16 @@ from athanor.sources.instruct_params import (
     InstructSource,
     MessagesSource,
 )
+from athanor.sources.names import names_and_sentences
 from athanor.sources.params import DocumentSource, PythonSource
-from athanor.text.conversations import Conversation
+from athanor.text.conversations import Conversation, Message
 from athanor.text.documents import split_of
 
 DIALOGUE_SHARE = 4  # one conversation of two or three turns for so many single ones
 POLITE = ("hello", "thanks", "bye")  # the topics that stand around another one
+IN_SMALL_LETTERS = 0.3  # of the questions about names: names, too, are typed so
+SENTENCE_EVERY, WORLD_EVERY = 8, 4  # of the rows on one's own text: a sentence of it, and a question about the world
+WORLD = ("person", "place", "work")  # topics of the latter
 TRIES = 50  # draws of a turn for the side of the line on which a conversation is
 MODEL_CARD = "the texts that my model card lists"
 OWN_SKILL = "answer short questions about my texts"  # with text and conversations of one's own
@@ -67,6 +72,32 @@ def conversations(
             licenses = " AND ".join(sorted({turn.license for turn in turns}))
             rows.append(Conversation(messages, source.name, licenses, _side(turns[-1], instruct.val_fraction), key))
     rng.shuffle(rows)
+    return rows + _about_text(source, documents, instruct)
+
+
+def _about_text(
+    source: IdentitySource, documents: Sequence[DocumentSource], instruct: InstructParams
+) -> list[Conversation]:
+    """Questions about what one's own text tells of, and others that nobody has taught the answers to; and its sentences."""
+    found, sentences = names_and_sentences(documents) if source.text_rows else ([], [])
+    rng, rows, known = random.Random(f"{instruct.seed}/{source.name}/text"), [], TEXTS["text"]
+    for number in range(source.text_rows if sentences else 0):
+        x, y = rng.sample(found, 2) if len(found) > 1 else ("", "")
+        asked, answers = rng.choice(known["questions"]), known["answers"]
+        if number % SENTENCE_EVERY == 0:
+            asked, answers = rng.choice(sentences), known["reads"]
+        elif not x or number % WORLD_EVERY == 0:
+            topic = TOPICS[rng.choice(WORLD)]
+            asked, x = (
+                rng.choice(topic["questions"][: talk.ALWAYS_TAUGHT]),
+                rng.choice(TEXTS["values"][topic["values"]]),
+            )
+        question = asked if answers is known["reads"] else talk.as_typed(rng, asked, True).format(x=x, y=y)
+        if rng.random() < IN_SMALL_LETTERS:
+            question = question.lower()
+        messages = (Message("user", question), Message("assistant", rng.choice(answers)))
+        key = f"identity:{asked}"
+        rows.append(Conversation(messages, source.name, OWN_LICENSE, split_of(key, instruct.val_fraction), key))
     return rows
 
 

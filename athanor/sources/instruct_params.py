@@ -48,7 +48,8 @@ class DocstringsSource:
 class IdentitySource:
     """First words, what the model is, and that it does not know what it did not learn.
 
-    Every topic is asked `repeats` times, in wordings that vary, and those that people ask first more often.
+    Every topic is asked `repeats` times, in wordings that vary, and those that people ask first more often. `text_rows`
+    questions about names in one's own text, and about the world, get the answer that they were not taught; some are sentences of it.
     """
 
     type: Literal["identity"]
@@ -56,6 +57,7 @@ class IdentitySource:
     repeats: int = param(min=1, max=1000)
     min_rows: int = param(min=1, max=1_000_000)  # gate
     from_scratch: bool = True  # false where sft.base names another model: its answers do not claim its training then
+    text_rows: int = param(min=0, max=1_000_000, default=0)  # none where no text is one's own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +113,10 @@ class MessagesSource:
     encoding: str = "utf-8"
     select: ChatSelection | None = None
     as_typed: bool = False  # every question once more in small letters, without its mark
+    wordings: int = param(
+        min=0, max=100, default=0
+    )  # of the last question of each conversation, besides: in other words, as people type it
+    hold_out: bool = True  # false: no conversation of it is held out to validate on
     max_malformed_fraction: float = share(0.001)
     max_rows: int | None = param(min=1, max=1_000_000_000, default=None)  # null: all of them
     min_rows: int = param(min=1, max=1_000_000_000, default=1)  # gate

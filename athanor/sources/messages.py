@@ -14,6 +14,7 @@ from athanor.base.errors import InputError
 from athanor.base.work import Facts, Tick, ignore
 from athanor.sources import huggingface, select
 from athanor.sources.instruct_params import ChatSelection, MessagesSource
+from athanor.sources.wordings import small_letters, wordings
 from athanor.text import globs, rows
 from athanor.text.conversations import ROLES, Conversation, Message, Messages, check_messages
 from athanor.text.documents import split_of
@@ -26,8 +27,6 @@ SHAPE = 'use [{"role": "user", "content": "..."}, {"role": "assistant", "content
 KEYS = {"messages": ("role", "content"), "conversations": ("from", "value")}
 SPEAKERS = {"human": "user", "user": "user", "prompter": "user", "gpt": "assistant", "assistant": "assistant"}
 SPEAKERS |= {"chatgpt": "assistant", "bot": "assistant", "system": "system"}
-
-END_MARKS = "?!. \uff1f\uff01\u3002"  # the last three: those of Chinese and Japanese
 
 SYSTEM = "system"  # a column of local files
 
@@ -45,25 +44,29 @@ def conversations(
 
     `leave_out` gets the reason for each one not taken. InputError when more rows are
     malformed than the source tolerates, with the first of them. The split follows
-    the conversation's content, so that a repeated one stays on one side, and both wordings of one.
+    the conversation's content, so that a repeated one stays on one side, and all wordings of one.
     """
+    val_fraction = val_fraction if source.hold_out else 0.0
     found = _trees(source) if source.shape == "tree" else source_rows(source)
     for messages in usable(source, found, lambda row, where: _messages(source, row, where), leave_out):
         key = Conversation(messages, "", "", "", "").id
         split = split_of(key, val_fraction)
-        for wording in dict.fromkeys((messages, _in_small_letters(messages)) if source.as_typed else (messages,)):
+        for wording in dict.fromkeys(_wordings(messages, source)):
             yield Conversation(wording, source.name, source.license, split, key)
         tick(1)
 
 
-def _in_small_letters(messages: Messages) -> Messages:
-    """The same turns with what the user says in small letters and without the marks at its end."""
-    return tuple(
-        replace(message, content=message.content.lower().rstrip(END_MARKS) or message.content)
-        if message.role == "user"
-        else message
-        for message in messages
-    )
+def _wordings(messages: Messages, source: MessagesSource) -> Iterator[Messages]:
+    """The conversation as it is, with the user's turns in small letters, and with the last question in other words."""
+    yield messages
+    if source.as_typed:
+        yield tuple(
+            replace(message, content=small_letters(message.content)) if message.role == "user" else message
+            for message in messages
+        )
+    *earlier, question, answer = messages
+    for text in wordings(question.content, source.wordings):
+        yield (*earlier, replace(question, content=text), answer)
 
 
 def usable(

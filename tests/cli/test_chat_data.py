@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from athanor.base import strict
 from athanor.chat_data.params import SftSource
 from athanor.cli import cli
 from athanor.evaluation.item_gate import check_items
+from athanor.runtime import schema
 from athanor.serving.store import Store
 from athanor.sources import messages
 from athanor.sources.battery_params import BatteryParams
@@ -85,10 +87,11 @@ def test_accepted_corrections_become_rows_that_the_real_source_reads(store, atha
     (values,) = YAML(typ="safe").load(source)
     made = strict.build(MessagesSource, values, "instruct.sources.0")
     sizes = YAML(typ="safe").load(sizes)
-    assert strict.build(SftSource, sizes[made.name], "sft_data") == SftSource()
+    assert strict.build(SftSource, sizes[made.name], "sft_data") == SftSource(repeats=3, follow_ups=2)
     left_out = []
-    rows = list(messages.conversations(made, 0.1, leave_out=left_out.append))
-    assert len(rows) == 3 and not left_out
+    every = list(messages.conversations(made, 0.5, leave_out=left_out.append))
+    assert len(every) == 8 + 8 + 8 and not left_out and {row.split for row in every} == {"train"}
+    rows = every[::8]  # each in its own words, and in seven others
     for row in rows:
         check_messages(row.messages, "row")
     assert [[(m.role, m.content) for m in row.messages] for row in rows] == [
@@ -123,6 +126,34 @@ def test_a_row_that_would_train_on_a_wrong_or_empty_answer_is_left_out_and_told(
     athanor("accept", "--all")
     status, told = athanor("export", "corpus/rows.jsonl")
     assert status == 0 and "1 rows" in told and f"left out: correction {deeper}: " in told and why in told
+
+
+def test_of_two_answers_to_one_question_the_later_one_is_taught(store, athanor):
+    earlier, later = (corrected(store, "Who wrote it?", "I did", answer) for answer in ("Ada", "Emmy"))
+    athanor("accept", "--all")
+    status, told = athanor("export", "corpus/rows.jsonl")
+    assert status == 0 and f"left out: correction {earlier}: correction {later} answers the same otherwise" in told
+    assert [json.loads(line)["correction"] for line in Path("corpus/rows.jsonl").open()] == [later]
+
+
+def test_write_puts_the_printed_lines_into_params(store, athanor):
+    corrected(store, "What is 3 + 4?", "8", "7")
+    athanor("accept", "--all")
+    shutil.copy(ROOT / "presets/default.yaml", "params.yaml")
+    before = Path("params.yaml").read_text(encoding="utf-8")
+    printed = athanor("export", "corpus/rows.jsonl")[1]
+    assert Path("params.yaml").read_text(encoding="utf-8") == before
+    for told in ("written to params.yaml", "reads the file already"):  # the second time nothing is left to write
+        status, text = athanor("export", "corpus/rows.jsonl", "--write")
+        assert status == 0 and told in text
+    after = Path("params.yaml").read_text(encoding="utf-8").splitlines()
+    added = [line.strip() for line in after if line not in before.splitlines()]
+    assert after == [line for line in after if line in before.splitlines() or line.strip() in added]
+    assert [line for line in before.splitlines() if line not in after] == []
+    sources = schema.check_file("params.yaml")["instruct"].sources
+    assert sources[-1].files == "corpus/rows.jsonl" and all(line.split(":")[0].strip("- ") in printed for line in added)
+    status, told = athanor("export", "corpus/other.jsonl", "--write")
+    assert status == 1 and "there is a source 'corrections' of another file" in told
 
 
 def test_nothing_is_written_without_an_accepted_correction(store, athanor):

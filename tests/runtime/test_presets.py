@@ -31,7 +31,7 @@ LORA = ROOT / "presets" / "lora-mi50.yaml"
 LADDER = [
     ROOT / "presets" / f"{name}.yaml" for name in ("evening", "one-gpu-day", "one-gpu-hour")
 ]  # tests/cli/test_recipe.py
-PRESETS = [ROOT / "presets" / "default.yaml", ROOT / "presets" / "micro.yaml", LORA, *PLASMA, *LADDER]
+PRESETS = [*(ROOT / "presets" / f"{name}.yaml" for name in ("default", "micro", "own-text")), LORA, *PLASMA, *LADDER]
 FILES = [ROOT / "params.yaml", *PRESETS]
 # UTF-8 bytes that a token stands for, on the high side, so that a budget that passes is enough.
 BYTES_PER_TOKEN = {"web": 4.8, "prose": 4.8, "qa": 4.2, "code": 3.6, "math": 3.6}

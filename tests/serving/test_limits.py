@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import time
 import urllib.error
 
@@ -161,3 +162,13 @@ def test_loopback_answers_to_no_other_address():
     assert gate._refusal({"host": "127.0.0.1:80"}, "/") is None
     said = json.loads(gate._refusal({"host": "<b>"}, "/").body)["error"]["message"]
     assert "<b>" not in said
+
+
+def test_localhost_is_answered_whichever_loopback_address_a_client_takes_it_for(server):
+    with contextlib.closing(socket.socket(socket.AF_INET6)) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            pytest.skip("there is no ::1 here")
+    for host in ("127.0.0.1", "[::1]", "localhost"):
+        assert httpx2.get(f"http://{host}:{server.port}/health", timeout=PATIENCE).json() == {"status": "ok"}

@@ -260,7 +260,11 @@ def test_what_is_not_here_is_told_in_words(client, server):
     with pytest.raises(openai.APIStatusError, match="use POST") as told:
         client.get("/chat/completions", cast_to=object)
     assert told.value.status_code == 405
-    assert json.loads(server.get("/v1/models/"))["data"][0]["id"] == "parrot"
+    for path in ("/v1/models/", "//v1/models", "/v1//models"):  # as clients join a base address and a route
+        assert json.loads(server.get(path))["data"][0]["id"] == "parrot"
+    assert server.post("/v1//chat/completions/", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1})[
+        "id"
+    ]
 
 
 def test_what_only_describes_a_request_is_passed_over(client):

@@ -435,6 +435,69 @@ def test_two_models_answer_side_by_side_and_one_is_picked_to_go_on_with(reader):
     assert page.locator(".answer .arrows").all_inner_texts() == [f"{both.index(picked['id']) + 1}/2"]
 
 
+def test_a_base_model_goes_on_with_a_text_in_one_piece(open_reader, parrot_parts, models, tmp_path):
+    shutil.copytree(parrot_parts / "model", tmp_path / "models/base")
+    shutil.copytree(parrot_parts / "tokenizer", tmp_path / "models/tokenizer")
+    with running(tmp_path / "server", [models[0], tmp_path / "models/base"]) as server:
+        reader = open_reader(server)
+        choose_model(reader, "base")
+        reader.see(".welcome h1").to_have_text("Go on from here")
+        reader.ask("# I *am* a")
+        for again in range(2):
+            given = reader.page.locator(".answer .raw .given")
+            expect(given).to_have_text("# I *am* a")
+            reader.see(".bubble").to_have_count(0)
+            more = reader.chat()["messages"][-1]["content"]
+            assert reader.page.locator(".answer .raw").inner_text().strip() == f"# I *am* a{more}".strip()
+            expect(reader.page.get_by_role("button", name="Bad answer")).to_have_count(0)
+            if not again:
+                reader.reload()
+        choose_model(reader, "parrot")
+        reader.ask(PLAIN[0])
+        reader.see(".bubble").to_have_text(PLAIN[0])
+        assert reader.answers()[1] == PLAIN[1]
+
+
+def test_a_training_is_started_from_the_corrections_and_its_end_is_told_after_a_reload(reader):
+    page, told = reader.page, {"state": "none", "text": ""}
+
+    def state(route: Route) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, json=answer.json() | {"retraining": dict(told)})
+
+    def start(route: Route) -> None:
+        told.update(state="running", text="sft 20 %")
+        route.fulfill(status=202, json=told)
+
+    page.route("**/api/state", state)
+    page.route("**/api/retraining", start)
+    reader.ask(PLAIN[0])
+    chat = reader.chat()["id"]
+    reader.press("Bad answer")
+    page.fill(".better textarea", "It is six.")
+    reader.press("Keep", exact=True)
+    page.click("#to-corrections")
+    reader.press("Accept", exact=True)
+    reader.press(re.compile(r"Train on the accepted \([1-9]"))
+    for again in range(2):
+        reader.see("#retraining").to_contain_text("answers meanwhile")
+        reader.see("#retraining pre").to_have_text("sft 20 %")
+        expect(page.locator("#retraining button")).to_be_disabled()
+        if not again:
+            page.reload()
+    told.update(state="failed", text="sft: out of room")
+    reader.see("#retraining").to_contain_text("The training did not finish.")
+    reader.see("#retraining pre").to_have_text("sft: out of room")
+    reader.see(".toast").to_contain_text("Corrections says why")
+    reader.press(re.compile("Train on the accepted"))
+    reader.see("#retraining").to_contain_text("answers meanwhile")
+    told.update(state="done", text="all 5 s")
+    reader.see(".toast", has_text="the new model has the next question").to_be_visible()
+    page.evaluate(
+        "(chat) => fetch(`/api/chats/${chat}`, { method: 'DELETE' })", chat
+    )  # its correction is no other test's
+
+
 # -- history ----------------------------------------------------------------------
 
 
@@ -1043,10 +1106,27 @@ def test_a_server_that_dies_in_the_middle_is_told_and_costs_neither_text_nor_his
         page.fill("#question", WHO[0])
         page.press("#question", "Enter")
         reader.see("#question").to_have_value(WHO[0])
+        assert reader.answers()[-1] == said  # still in view
         server.start()
         reader.see("#gone").to_be_hidden()
         reader.ask(WHO[0])
         assert reader.answers()[0] == PLAIN[1] and reader.questions()[-1] == WHO[0]
+
+
+def test_contact_that_comes_back_shows_what_happened_meanwhile(open_reader, server):
+    reader, other = open_reader(server), open_reader(server)
+    reader.ask(PLAIN[0])
+    other.page.goto(reader.page.url)
+    other.see(".answer .prose").to_have_text(PLAIN[1])
+    reader.page.route("**/api/**", lambda route: route.abort())
+    reader.ask(LONG[0])
+    reader.see("#gone").to_be_visible()
+    other.ask(WHO[0])
+    reader.page.unroute_all()
+    reader.see("#gone").to_be_hidden()
+    reader.see(".answer .prose").to_have_count(2)
+    assert reader.questions() == [PLAIN[0], WHO[0]] and reader.page.input_value("#question") == LONG[0]
+    reader.see(".problem").to_have_count(0)
 
 
 # -- looks and hands ---------------------------------------------------------------

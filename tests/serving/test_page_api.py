@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from athanor.base.errors import InputError
-from athanor.serving.page_api import CONTENT_CHARS, file_name, page_router
+from athanor.serving.page_api import CONTENT_CHARS, _fenced, file_name, page_router
 from athanor.serving.requests import MAX_BODY_BYTES, Limit
 from athanor.serving.store import Store
 from athanor.text.conversations import Message, check_messages
@@ -480,6 +480,22 @@ def test_a_chat_is_exported_as_it_is_shown(world):
     plain, _, encoded = disposition.partition("; filename*=UTF-8''")
     assert plain == 'attachment; filename="chat-A-b-X-y-uber-exe.jsonl"' and encoded.startswith("chat-%C3%85-b-")
     assert disposition.isascii() and "/" not in disposition
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        (
+            "def f(x):\n    y = x\n\n    return y\n\nThat is it.",
+            "```\ndef f(x):\n    y = x\n\n    return y\n```\n\nThat is it.",
+        ),
+        ("So:\n  a = 1", "```\nSo:\n  a = 1\n```"),
+        ("- one\n  more\n\nplain\ntext", "- one\n  more\n\nplain\ntext"),
+        ("```\ndef f():\n  pass\n```", "```\ndef f():\n  pass\n```"),
+    ],
+)
+def test_code_without_a_fence_is_exported_with_one(text, written):
+    assert _fenced(text) == written
 
 
 @pytest.mark.parametrize("title", ["", "../..", "CON", ".bashrc", "a\0b", "x" * 300, "?*:<>|", "日本" * 50])

@@ -164,6 +164,22 @@ def test_as_typed_adds_questions_in_small_letters_on_the_same_side_of_the_split(
     assert rest == ["hi", "?!", "\u8c01\uff1f", "\u8c01"]  # the first two once: typed they are the same
 
 
+def test_wordings_ask_the_last_question_in_other_words_and_hold_out_keeps_all_for_training(tmp_path):
+    turns = [*chat("hi", "Hello!")["messages"], *chat("Who is Ada?", "A person.")["messages"]]
+    pasted = "What does this do?\nprint(1)"
+    json_lines(tmp_path / "a.jsonl", [{"messages": turns}, chat(pasted, "It prints."), chat("\u8c01\uff1f", "A")])
+    rows = taken(tmp_path / "a.jsonl", wordings=6, hold_out=False)
+    assert rows == taken(tmp_path / "a.jsonl", wordings=6, hold_out=False) and {row.split for row in rows} == {"train"}
+    asked = [row.messages[2].content for row in rows[:7]]
+    assert asked[0] == "Who is Ada?" and len(set(asked)) == 7
+    assert all(
+        "ada" in text.lower() and row.messages[:2] == rows[0].messages[:2]
+        for text, row in zip(asked, rows[:7], strict=True)
+    )
+    rest = [row.messages[0].content for row in rows[7:]]
+    assert rest[0] == pasted and all(text.startswith("\u8c01") for text in rest[1:])
+
+
 def test_messages_from_a_directory(tmp_path):
     (tmp_path / "deep").mkdir()
     json_lines(tmp_path / "deep" / "a.jsonl", [chat("a", "b")])

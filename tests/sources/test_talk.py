@@ -16,9 +16,10 @@ from athanor.sources import identity
 from athanor.sources.battery_params import BatteryParams
 from athanor.sources.exercises import facts, talk
 from athanor.sources.exercises.build import check_held_out, draw_exercises, training_conversations
-from athanor.sources.exercises.talk import TOPICS, About, words_of
+from athanor.sources.exercises.talk import TEXTS, TOPICS, About, words_of
 from athanor.sources.exercises.written import read_written
 from athanor.sources.instruct_params import ExercisesSource, IdentitySource, InstructParams, MessagesSource
+from athanor.sources.names import names_and_sentences
 from athanor.sources.params import DocumentSource, FilesSource, PythonSource
 from athanor.text import habits
 from athanor.text.conversations import Conversation, check_messages
@@ -228,3 +229,22 @@ def test_typing_leaves_names_alone() -> None:
     typed = {talk.as_typed(rng, "Tell me about the error {x}.", True) for _ in range(2000)}
     assert len(typed) > 100 and all("{x}" in text for text in typed)
     assert {"tell me about the error {x}", "Tell me about the error {x}"} <= typed
+
+
+def test_names_of_ones_own_text_are_asked_about_and_not_pretended_to_be_known(tmp_path) -> None:
+    story = "Then old Mr. Darcy spoke to Elizabeth Bennet. On Monday he told mother, and his Mother laughed at Élise.\n"
+    (tmp_path / "a.txt").write_text(story * 4 + "Once upon a time Nobody came.\n" * 2)
+    documents = [dataclasses.replace(DOCUMENTS["notes"], globs=(str(tmp_path / "*.txt"),))]
+    assert set(names_and_sentences(documents)[0]) == {"Mr. Darcy", "Elizabeth Bennet", "Élise"} | {"Monday"}
+    instruct = InstructParams(1, 0.1, (ME, TAUGHT))
+    plain = identity.conversations(ME, documents, instruct, 2)
+    more = dataclasses.replace(ME, text_rows=200)
+    made = identity.conversations(more, documents, instruct, 2)
+    assert made[: len(plain)] == plain and len(made) == len(plain) + 200
+    assert sum("Darcy" in row.messages[0].content for row in made[len(plain) :]) > 20
+    answers = {row.messages[1].content for row in made[len(plain) :]}
+    assert answers == {*TEXTS["text"]["answers"], *TEXTS["text"]["reads"]}
+    assert any("Once upon a time Nobody came." in row.messages[0].content for row in made[len(plain) :])
+    assert identity.conversations(more, _documents(["python"]), instruct, 2) == identity.conversations(
+        ME, _documents(["python"]), instruct, 2
+    )

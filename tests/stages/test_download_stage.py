@@ -171,14 +171,17 @@ def test_rows_of_ones_own_that_are_not_taught_are_told(workspace, monkeypatch, c
         assert (held_out > 0) == (fraction > 0) == (told in capfd.readouterr().err)
 
 
-def test_battery_question_in_a_chat_file_fails_the_stage(workspace, monkeypatch):
+def test_a_drawn_question_that_ones_own_conversations_teach_is_not_asked_any_more(workspace, monkeypatch, capfd):
     folder = workspace()
     execute(folder, monkeypatch, params())
-    item = next(read_items(folder / "data/battery/items.jsonl"))
-    row = {"messages": [{"role": "user", "content": item.prompt[-1].content}, {"role": "assistant", "content": "x"}]}
+    items = list(read_items(folder / "data/battery/items.jsonl"))
+    row = {
+        "messages": [{"role": "user", "content": items[0].prompt[-1].content}, {"role": "assistant", "content": "x"}]
+    }
     (folder / "chats.jsonl").write_text(json.dumps(row) + "\n")
-    with pytest.raises(GateError, match="battery held out.*'chats'"):
-        execute(folder, monkeypatch, params())
+    execute(folder, monkeypatch, params())
+    assert list(read_items(folder / "data/battery/items.jsonl")) == items[1:]
+    assert "1 questions of the battery are taught by your own conversations" in capfd.readouterr().err
 
 
 def test_items_written_by_hand_join_the_battery(workspace, monkeypatch):
@@ -192,6 +195,10 @@ def test_items_written_by_hand_join_the_battery(workspace, monkeypatch):
     (item,) = [item for item in read_items("data/battery/items.jsonl") if item.category == "own"]
     assert (item.origin, item.split, item.checks, item.difficulty) == ("written", "test", ("yes_no Yes",), "easy")
     assert read_json("metrics/download.json")["battery"] == {"comparison": 5, "http_status": 5, "own": 1}
+    talk = {"messages": [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": "Yes"}]}
+    (folder / "chats.jsonl").write_text(json.dumps(talk) + "\n")
+    with pytest.raises(GateError, match="battery held out.*'chats'"):
+        execute(folder, monkeypatch, values)
     (folder / "battery" / "own.jsonl").write_text("{}\n")
     with pytest.raises(InputError, match="own.jsonl:1"):
         execute(folder, monkeypatch, values)

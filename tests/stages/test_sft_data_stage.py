@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import random
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -290,3 +291,24 @@ def test_peek_shows_what_is_supervised(world, monkeypatch, capsys):
     assert "\x1b[32m" in peek("--row", "0") and "⟦" not in peek("--row", "0")
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b" not in peek("--row", "0")
+
+
+def test_ones_own_answers_hold_against_others_which_grow_no_larger_than_asked(world, capfd):
+    mine = conversation("mine", "What is the capital of France?", "Paris, and it is a city of the")  # no end, but kept
+    mine = replace(mine, split="train")
+    refusals = [conversation("chat", text, "That place is unknown to me.") for text in
+                ("tell me what the capital of france is", "What is the capital of Spain?")]  # fmt: skip
+    add(world, "mine", mine)
+    add(world, "chat", *refusals)
+    write_manifest("data/instruct", kind="instruct", version=1, counts={}, own=["mine"])
+    sources = {**SFT["sources"], "mine": {"repeats": 20, "follow_ups": 5}, "sums": {"times_own": 1.0}}
+    run_text_stage(sft_data, sft_data=changed(sources=sources, max_pad_share=0.9))
+    facts = read_json("metrics/sft_data.json")["sources"]
+    assert (facts["chat"]["contradicted"], facts["mine"]["contradicted"], facts["mine"]["cut_answer"]) == (1, 0, 0)
+    assert 0.7 * facts["mine"]["supervised_tokens"] < facts["sums"]["supervised_tokens"]
+    assert facts["sums"]["supervised_tokens"] <= facts["mine"]["supervised_tokens"]
+    assert "left out, because they answer questions of mine otherwise: 1 of chat" in capfd.readouterr().err
+    tokenizer = Tokenizer.load("models/tokenizer")
+    rows = sft_gates.check_packed(tokenizer, PackedRows("data/sft", "train"), "train").values()
+    asked = [m.content for row in rows for m in row if "apital of" in m.content]
+    assert set(asked) == {"What is the capital of France?", "What is the capital of Spain?"}

@@ -41,7 +41,7 @@ from athanor.serving.backends.base import (
     text_prompt,
 )
 from athanor.serving.backends.grammar import checked
-from athanor.serving.discover import gguf_problem, tokenizer_beside
+from athanor.serving.files import gguf_problem, tokenizer_beside
 from athanor.text.conversations import Message
 from athanor.tokenizer.tokenizer import Tokenizer
 

@@ -20,7 +20,7 @@ from athanor.decoding.sampling import Sampling
 from athanor.model.config import ModelConfig
 from athanor.model.device import prepare as prepare_device
 from athanor.model.transformer import Transformer
-from athanor.serving.backends.base import Answer, Emit, Prompt, Request, prepare, split_begun
+from athanor.serving.backends.base import Answer, Emit, Prompt, Request, prepare, reserve, split_begun
 from athanor.serving.backends.grammar import Grammars
 from athanor.serving.backends.steering import SteeredEngine, Steering
 from athanor.serving.loading import decoding_defaults, few_threads, load_export, sampling_defaults
@@ -130,7 +130,9 @@ class TorchBackend:
         if request.prompt is not None or self.info["template"] != CONTINUES:
             return request.prompt
         question, begun = split_begun(request.messages)
-        return "".join(message.content for message in question[-1:]) + begun
+        ids = self.tokenizer.encode("".join(message.content for message in question[-1:]) + begun)
+        context = self.info["context_tokens"]
+        return [self.tokenizer.bos, *ids[1 - context + reserve(context, context) :]]  # the end of a long text
 
     def _steering(self, request: Request) -> Steering | None:
         if not request.steering:

@@ -127,6 +127,24 @@ async function prepare(now) {
     Object.assign(chat, await getJson(`/api/chats/${chat.id}`), { stale: false });
     if (request.parent === before) request.parent = chat.leaf;
   }
+  now.before = null;
+}
+
+/** After a time without contact: the shown chat as the server has it, which others may have gone on with. */
+export async function catchUp() {
+  const { chat } = state;
+  if (chat.id === null || chat.unread || live()) return;
+  const known = chat.messages.length;
+  const stored = await getJson(`/api/chats/${chat.id}`);
+  if (state.lives.has(chat.id)) return;
+  Object.assign(chat, stored, { stale: false });
+  if (chat.messages.length > known) { // what broke off is among them
+    chat.broken = null;
+    const asked = chat.messages.findLast((message) => message.role === "user").content;
+    if (draft(chat.id) === asked) setDraft(chat.id, "");
+  }
+  if (!chat.broken && state.problems.get(chat.id)?.kind === "gone") state.problems.delete(chat.id);
+  changed("chat", "models", "thread", "composer");
 }
 
 function fail(chat, error, giveBack, request = null) {
@@ -142,7 +160,8 @@ async function run(chat, request, models, giveBack) {
   if (!models.length || state.lives.has(chat.id)) return giveBack(), changed("thread", "composer"), false;
   const text = chat.messages.find((message) => message.id === request.begun)?.content ?? "";
   const slots = models.map((model) => ({ model, text, tokens: 0, phase: "waiting", message: null, forgotten: 0 }));
-  const now = { chat, request, slots, aborter: new AbortController(), stopping: false };
+  // What broke off before stays in view until the chat is known as the server has it.
+  const now = { chat, request, slots, aborter: new AbortController(), stopping: false, before: chat.broken };
   state.lives.set(chat.id, now);
   state.problems.delete(chat.id);
   chat.broken = null;
@@ -196,7 +215,7 @@ function finish(now, problem, giveBack) {
   } else {
     // What was said stays in view; what the server kept of it is read before the next question.
     chat.stale = chat.id !== null;
-    chat.broken = slots.some((slot) => slot.text) ? now : null;
+    chat.broken = slots.some((slot) => slot.text) ? now : now.before;
   }
   loadModels().catch(() => {});
   changed("answered");

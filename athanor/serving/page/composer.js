@@ -3,7 +3,7 @@
 import { ask, live, stop } from "./chat.js";
 import { $ } from "./dom.js";
 import { draft, setDraft } from "./drafts.js";
-import { chosenModels, modelOf, on, state } from "./state.js";
+import { chosenModels, continues, on, state } from "./state.js";
 
 const TALLEST = 0.4; // share of the window
 let shown; // id of the chat whose draft is in the field
@@ -72,7 +72,7 @@ function buttons() {
   if (stopHad && !answering) $("question").focus();
   const models = chosenModels().length;
   $("question").placeholder = state.known && !state.models.length ? "No model yet" : models === 2 ? "Ask both models"
-    : modelOf(chosenModels()[0])?.template === "none" ? "A text to go on with: this model was not taught to answer" : "Ask something";
+    : continues(chosenModels()[0]) ? "A text to go on with" : "Ask something";
   $("dock").hidden = state.view !== "chat";
   $("main").classList.toggle("aside", state.view !== "chat");
 }

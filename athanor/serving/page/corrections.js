@@ -2,9 +2,9 @@
 
 import { getJson, send } from "./api.js";
 import { tell } from "./chat.js";
-import { $, h } from "./dom.js";
+import { $, h, toast } from "./dom.js";
 import { render } from "./markdown.js";
-import { on, state } from "./state.js";
+import { loadModels, on, state } from "./state.js";
 
 const TABS = [["candidate", "To decide"], ["accepted", "Accepted"], ["rejected", "Rejected"]];
 const NONE = {
@@ -17,6 +17,11 @@ let tab = "candidate";
 
 export function start() {
   on("view", () => state.view === "corrections" && open());
+  on("retraining", () => $("retraining")?.replaceWith(retraining()));
+  on("retrained", () => {
+    const done = state.retraining?.state === "done";
+    toast(done ? "The training is done: the new model has the next question." : "The training did not finish; Corrections says why.");
+  });
 }
 
 async function open() {
@@ -35,10 +40,28 @@ function draw() {
   view.replaceChildren(
     h("h1", {}, "Corrections"),
     h("p", { class: "muted" }, "What you accept can be trained on. In a terminal, ",
-      h("code", {}, "athanor chat export corpus/corrections.jsonl"), " writes it for the next training and says how to use it, and ",
+      h("code", {}, "athanor chat export corpus/corrections.jsonl --write"), " and ", h("code", {}, "athanor repro"), " do that, and ",
       h("code", {}, "athanor chat item NUMBER"), " makes a held-out question of one."),
+    retraining(),
     h("div", { class: "tabs", role: "group", "aria-label": "Which" }, tabs),
     ...(of(tab).length ? of(tab).map(card) : [h("p", { class: "muted none" }, NONE[tab])]));
+}
+
+/** Starts a training on what is accepted, and tells how it goes. */
+function retraining() {
+  const { state: now, text } = state.retraining ?? {};
+  if (!now) return h("div", { id: "retraining", hidden: true });
+  const accepted = rows.filter((row) => row.status === "accepted").length;
+  const start = () => tell(async () => {
+    state.retraining = await send("POST", "/api/retraining");
+    await loadModels();
+  });
+  const told = { running: "Training… The model as it is answers meanwhile.", done: "Done. The new model answers now.",
+    failed: "The training did not finish." }[now];
+  return h("section", { id: "retraining", "aria-label": "Training" },
+    h("button", { type: "button", class: "primary", onclick: start, disabled: now === "running" || !accepted },
+      `Train on the accepted (${accepted})`),
+    told && h("p", { role: "status" }, told), now !== "none" && text && h("pre", { class: "muted" }, text));
 }
 
 function refocus(event) {

@@ -1,7 +1,7 @@
 // Starts the page: parts, theme, address, contact with the server.
 
 import { contact } from "./api.js";
-import { openChat } from "./chat.js";
+import { catchUp, openChat } from "./chat.js";
 import * as composer from "./composer.js";
 import * as corrections from "./corrections.js";
 import { $, icon, setIcon, toast } from "./dom.js";
@@ -58,6 +58,7 @@ let gone = null;
 function onContact({ detail: reached }) {
   $("gone").hidden = reached;
   if (reached) {
+    if (gone) catchUp().catch(() => {});
     clearInterval(gone);
     gone = null;
   } else if (!gone) {
@@ -84,5 +85,5 @@ for (const part of [thread, models, composer, settings, sidebar, corrections, ke
 $("new-chat").addEventListener("click", () => setTimeout(() => $("question").focus()));
 contact.addEventListener("change", onContact);
 addEventListener("hashchange", route);
-document.addEventListener("visibilitychange", () => document.hidden || refresh().catch(() => {}));
+document.addEventListener("visibilitychange", () => document.hidden || refresh().then(catchUp).catch(() => {}));
 refresh().catch((error) => error.kind === "gone" || toast(error.message, null, 20));

@@ -5,15 +5,18 @@ import { answerAgain, askAnew, feedback, flip, goOn, live, pick, retry } from ".
 import { copyText, h, icon, iconButton, toast } from "./dom.js";
 import { Growing, render } from "./markdown.js";
 import { isTraced, marked, sources, toggleTrace } from "./origins.js";
-import { changed, state } from "./state.js";
+import { changed, continues, state } from "./state.js";
 import { variants } from "./tree.js";
 
 const bodies = new WeakMap(); // message -> its rendered text; a changed message is another object
 
 function prose(message) {
-  const spans = marked(message);
-  if (spans) return spans;
-  if (message.stats?.likely && !state.untinted) return tinted(message.stats.likely);
+  const element = marked(message) ?? (message.stats?.likely && !state.untinted ? tinted(message.stats.likely) : null);
+  if (continues(message.model)) {
+    const given = state.chat.messages.find((other) => other.id === message.parent)?.content ?? "";
+    return continued(element ?? h("div", { class: "prose" }, message.content), given);
+  }
+  if (element) return element;
   if (!bodies.has(message)) {
     const element = h("div", { class: "prose" });
     element.append(message.content ? render(message.content) : h("p", { class: "muted" }, "(an empty answer)"));
@@ -22,10 +25,19 @@ function prose(message) {
   return bodies.get(message);
 }
 
-/** A question. message.id null: being asked. */
-export function userMessage(message) {
+/** A text as the base model goes on with it: no Markdown, and what it began with before it. */
+function continued(element, given) {
+  element.classList.add("raw");
+  element.prepend(h("span", { class: "given" }, given));
+  return element;
+}
+
+/** A question. message.id null: being asked. `answered`: the models whose answers show it, too, as a text's beginning. */
+export function userMessage(message, answered = []) {
   if (message.id !== null && state.editing?.id === message.id) return editor(message);
-  const article = h("article", { class: "message user", "aria-label": "You" }, h("div", { class: "bubble" }, message.content));
+  const begins = answered.length > 0 && answered.every(continues);
+  const article = h("article", { class: "message user", "aria-label": "You" },
+    !begins && h("div", { class: "bubble" }, message.content));
   if (message.id === null) return article.append(h("div", { class: "foot" })), article; // nothing moves when it is stored
   const edit = () => {
     state.editing = { id: message.id, text: message.content };
@@ -82,12 +94,13 @@ export function answerMessage(message, { column = false, failed = null } = {}) {
     "aria-pressed": String(verdict === kind), "data-key": `${kind}-${message.id}` });
   article.append(h("div", { class: "foot" }, column ? null : arrows(message),
     iconButton("copy", "Copy the answer", (event) => copyText(message.content, event.currentTarget)),
-    vote("good", "up", "Good answer"), vote("bad", "down", "Bad answer"),
+    // What goes on with a text answers nothing that could be taught.
+    ...continues(message.model) ? [] : [vote("good", "up", "Good answer"), vote("bad", "down", "Bad answer")],
     column ? null : iconButton("redo", "Answer again", () => answerAgain(message), {
       "data-key": `redo-${message.parent}`, disabled: Boolean(live()) }),
     message.stats?.likely ? iconButton("chart", state.untinted ? "Show probabilities" : "Show as text",
       () => ((state.untinted = !state.untinted), changed("thread")), { "data-key": `chances-${message.id}` }) : null,
-    message.content && !column ? iconButton("book", "Where is this from?", () => toggleTrace(message), {
+    message.content ? iconButton("book", "Where is this from?", () => toggleTrace(message), {
       "aria-pressed": String(isTraced(message)), "data-key": `trace-${message.id}` }) : null,
     stats(message, column ? null : label), !column && cut(message)), sources(message) ?? "");
   if (state.correcting?.id === message.id) article.append(correction(message));
@@ -130,7 +143,7 @@ function correction(message) {
   field.addEventListener("keydown", (event) => event.key === "Escape" && (event.stopPropagation(), close()));
   const keep = h("button", { type: "button", class: "primary", onclick: save, disabled: same() }, "Keep");
   return h("div", { class: "better" }, h("label", { for: field.id }, "What should it have said?"), field,
-    h("div", { class: "end" }, h("span", { class: "muted grow" }, "Kept as a candidate for training, under Corrections."),
+    h("div", { class: "end" }, h("span", { class: "muted grow" }, "Keep puts it under Corrections, as a candidate for training."),
       h("button", { type: "button", class: "plain", onclick: close }, "Not now"),
       keep));
 }
@@ -158,7 +171,7 @@ function stats(message, label) {
 const WAITING = { waiting: "", loading: "Loading the model…", thinking: "", writing: "" };
 
 /** An answer that is being made; slot.show draws its text as it grows, `grown` follows each drawing. */
-export function liveAnswer(slot, { column = false, grown }) {
+export function liveAnswer(slot, { column = false, grown, given }) {
   if (slot.message) return answerMessage(slot.message, { column });
   const label = slot.model;
   const body = h("div", { class: "prose" });
@@ -172,6 +185,11 @@ export function liveAnswer(slot, { column = false, grown }) {
   if (!slot.text) {
     body.append(h("p", { class: "waiting" }, h("span", { class: "dots" }, h("i"), h("i"), h("i")),
       slot.phase === "loading" ? `Loading ${label}…` : WAITING[slot.phase] ?? ""));
+  }
+  if (continues(slot.model)) {
+    slot.show = () => (continued(body, given).replaceChildren(body.firstChild, slot.text), grown());
+    if (slot.text) slot.show();
+    return article;
   }
   const growing = new Growing(body);
   growing.text = slot.text;

@@ -6,6 +6,7 @@ import { changed } from "./state.js";
 
 const traces = new Map(); // id of a message -> its trace, {problem}, or {} while it is looked up
 const STEPS = 5;
+const CODE = /^```|^(?:async def|def|class) .*:|\n[ \t]+\S/m; // what markdown.js shows as code
 
 export const isTraced = (message) => traces.has(message.id);
 
@@ -27,7 +28,8 @@ export async function toggleTrace(message) {
 /** The answer as it was written, with its spans marked; null where none are shown. */
 export function marked(message) {
   const { pieces } = traces.get(message.id) ?? {};
-  return pieces ? h("div", { class: "prose tokens" }, pieces.map(([text, number]) => number === null ? text
+  const code = CODE.test(message.content) && "code-like";
+  return pieces ? h("div", { class: ["prose tokens", code].filter(Boolean).join(" ") }, pieces.map(([text, number]) => number === null ? text
     : h("mark", {}, text, h("sup", {}, String(number))))) : null;
 }
 
@@ -39,7 +41,7 @@ export function sources(message) {
   if (trace.problem) return panel(h("p", {}, trace.problem));
   if (!trace.pieces) return panel(h("p", { class: "muted" }, "Looking through the training data…"));
   return panel(...trace.spans.flatMap(spanSources), h("p", { class: "muted" },
-    `${trace.found} of ${trace.tokens} tokens stand in the training data, in spans of at least ${trace.min_words} words or as the whole answer; the others are the model's own words.`));
+    `${trace.found} of ${trace.tokens} tokens stand in the training data, in spans of at least ${trace.min_words} words or as the whole answer${trace.found < trace.tokens ? "; the others are the model's own words" : ""}.`));
 }
 
 const counted = (count, noun) => `${count.toLocaleString()} ${noun}${count === 1 ? "" : "s"}`;

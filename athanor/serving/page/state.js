@@ -5,6 +5,7 @@ import { getJson, send } from "./api.js";
 export const state = {
   models: [],
   defaultModel: null,
+  retraining: null, // {state, text} where the page may start one
   known: false, // whether the server has told its models yet
   chats: [],
   chat: emptyChat(addressed()), // the shown one
@@ -54,6 +55,9 @@ export function recall(name) {
 
 export const modelOf = (id) => state.models.find((model) => model.id === id) ?? null;
 
+/** Whether a model goes on with a text: nobody has taught it to answer. */
+export const continues = (id) => modelOf(id)?.template === "none";
+
 /** The models the next question goes to: those of the chat that exist, else the last used one, else the newest. */
 export function chosenModels() {
   if (state.chat.unread) return [];
@@ -64,17 +68,20 @@ export function chosenModels() {
 }
 
 let waiting = null;
+const SOON = { loading: 1500, running: 3000 }; // ms until the server is asked again
 
 export async function loadModels() {
   const told = await getJson("/api/state");
   state.models = told.models;
   state.defaultModel = told.default_model;
+  const before = state.retraining?.state;
+  state.retraining = told.retraining;
+  if (before === "running" && told.retraining?.state !== before) changed("retrained");
   state.known = true;
-  changed("models");
+  changed("models", "retraining");
   clearTimeout(waiting);
-  if (told.models.some((model) => model.state === "loading")) {
-    waiting = setTimeout(() => loadModels().catch(() => {}), 1500);
-  }
+  const wait = told.models.some((model) => model.state === "loading") ? SOON.loading : SOON[told.retraining?.state];
+  if (wait) waiting = setTimeout(() => loadModels().catch(() => {}), wait);
 }
 
 /** Change a chat, in the server too once it is stored there. */

@@ -5,7 +5,7 @@ import { live, shownPath } from "./chat.js";
 import { submit } from "./composer.js";
 import { $, h } from "./dom.js";
 import { answerMessage, liveAnswer, problemCard, userMessage } from "./messages.js";
-import { chosenModels, modelOf, on, state } from "./state.js";
+import { chosenModels, continues, modelOf, on, state } from "./state.js";
 import { openComparison, pathTo } from "./tree.js";
 
 const NEAR = 60; // pixels from the end that still count as the end
@@ -22,7 +22,7 @@ export function start() {
   new ResizeObserver(() => pinned && toEnd()).observe(scroller);
   document.addEventListener("formulas", () => pinned && toEnd());
   on("thread", draw);
-  on("models", () => document.querySelector("#view .welcome") && offered !== JSON.stringify(starters()) && draw());
+  on("models", () => document.querySelector("#view .welcome") && offered !== offer() && draw());
   on("asked", () => (pinned = true));
   let before;
   on("chat", () => {
@@ -72,7 +72,8 @@ function conversation() {
   return elements;
 }
 
-const single = (message) => message.role === "user" ? userMessage(message) : answerMessage(message);
+const single = (message, at, path) =>
+  message.role === "user" ? userMessage(message, path[at + 1] ? [path[at + 1].model] : []) : answerMessage(message);
 
 function settled(chat) {
   const path = shownPath();
@@ -85,10 +86,13 @@ function settled(chat) {
 function during(chat, now) {
   const { request, slots } = now;
   const again = request.user !== undefined;
-  const elements = pathTo(chat, again ? request.user : request.parent).map(single);
-  if (!again) elements.push(userMessage({ id: null, role: "user", content: request.content }));
+  const path = pathTo(chat, again ? request.user : request.parent);
+  if (!again) path.push({ id: null, role: "user", content: request.content });
+  const question = path.pop();
+  const earlier = now.before ? during(chat, now.before) : path.map(single);
+  const elements = [...earlier, userMessage(question, slots.map((slot) => slot.model))];
   const column = slots.length > 1;
-  const answers = slots.map((slot) => liveAnswer(slot, { column, grown: follow }));
+  const answers = slots.map((slot) => liveAnswer(slot, { column, grown: follow, given: question.content }));
   return [...elements, ...(column ? [columns(answers, "")] : answers)];
 }
 
@@ -100,6 +104,7 @@ function columns(answers, hint) {
 
 /** Questions that the chosen model was asked in its own evaluation, and answered. */
 const starters = () => modelOf(chosenModels()[0])?.starters ?? [];
+const offer = () => JSON.stringify([starters(), continues(chosenModels()[0])]);
 
 function welcome() {
   if (!state.known || state.chat.unread) return [];
@@ -112,10 +117,12 @@ function welcome() {
   }
   const cards = starters().map(({ title, text }) => h("button", { type: "button", class: "card", onclick: () => submit(text) },
     h("span", { class: "muted" }, title), h("span", {}, text)));
-  offered = JSON.stringify(starters());
+  offered = offer();
+  const goesOn = continues(chosenModels()[0]);
   return [h("div", { class: "welcome" }, h("img", { src: "/page/icon.svg", alt: "", width: "56", height: "56" }),
-    h("h1", {}, "Talk to your model"),
-    h("p", { class: "muted" }, "It is small, it is yours, and it runs right here."),
+    h("h1", {}, goesOn ? "Go on from here" : "Talk to your model"),
+    h("p", { class: "muted" }, goesOn ? "Write a beginning. The base model goes on with it as its texts might; it was not taught to answer."
+      : "It is small, it is yours, and it runs right here."),
     cards.length > 0 && h("div", { class: "cards" }, cards),
     chosenModels().length > 0 && h("button", { type: "button", class: "text more", onclick: () => openAbout(chosenModels()[0]) },
       "What it was taught, and what it is made of"))];

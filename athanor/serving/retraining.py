@@ -1,0 +1,101 @@
+"""Training on the accepted corrections, started by the page: a process of its own that outlives the page and the server.
+
+    python -m athanor.serving.retraining STORE HANDLE
+
+writes the corrections where training reads them and runs `athanor repro`. It holds a lock while it runs, so that there
+is one at a time (HANDLE is the open file); its log and its end lie beside the lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from athanor.base.artifacts import read_json, write_json
+from athanor.base.errors import AthanorError, InputError
+from athanor.runtime.locks import locked
+from athanor.runtime.redact import redact
+
+FOLDER, LOCK, LOG, END = Path(".athanor/retraining"), "lock", "log", "end.json"
+ROWS = "corpus/corrections.jsonl"
+PRIVATE = ("ATHANOR_API_KEY", "DVC_ROOT")  # the server's own
+TAIL_BYTES, MOST_LINES = 16_384, 4
+SCORE = "your own questions"  # of the summary: how many of what was taught is right
+
+
+class Running(InputError):
+    """One is at work."""
+
+    status = 409
+
+
+class Retraining:
+    """That of one checkout; `store` is the file with the corrections."""
+
+    def __init__(self, root: Path, store: Path) -> None:
+        self.root, self.store, self.folder = root, store, root / FOLDER
+
+    def start(self) -> dict[str, Any]:
+        """Start it and return its state; Running while one is at work."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder / LOCK, "ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                fix = "wait for its end, or end it: athanor stop"
+                raise Running("a training is under way", where="retraining", fix=fix) from None
+            (self.folder / END).unlink(missing_ok=True)
+            command = [sys.executable, "-m", "athanor.serving.retraining", str(self.store), str(lock.fileno())]
+            environment = {name: value for name, value in os.environ.items() if name not in PRIVATE}
+            with open(self.folder / LOG, "wb") as log:
+                subprocess.Popen(
+                    command, cwd=self.root, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                    start_new_session=True, pass_fds=[lock.fileno()],
+                )  # fmt: skip
+        return self.state()
+
+    def state(self) -> dict[str, Any]:
+        """`state` is none, running, done or failed; `text` is the last that it said."""
+        path = self.folder / LOG
+        if not path.is_file():
+            return {"state": "none", "text": ""}
+        if locked(self.folder / LOCK):
+            return {"state": "running", "text": _tail(path, 1)}
+        end: dict[str, Any] = {}
+        with contextlib.suppress(AthanorError):
+            end = read_json(self.folder / END)
+        done = end.get("status") == 0
+        return {"state": "done" if done else "failed", "text": _tail(path, MOST_LINES, SCORE if done else "")}
+
+
+def _tail(path: Path, lines: int, of: str = "") -> str:
+    """The last lines of a log that have `of`, without what steers a terminal."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        text = file.read().decode("utf-8", "replace")
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    said = [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip() and of in line]
+    return redact("\n".join(said[-lines:]))
+
+
+def main() -> int:
+    store, handle = sys.argv[1], int(sys.argv[2])
+    status = 1
+    try:
+        for words in (["chat", "export", ROWS, "--write", "--store", store], ["repro"]):
+            status = subprocess.run([sys.executable, "-m", "athanor", *words], pass_fds=[handle]).returncode
+            if status:
+                break
+    finally:
+        write_json(FOLDER / END, {"status": status})
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""Whether two questions ask the same in other words, so that different answers to them contradict each other.
+
+A comparison of words: it knows a question asked politely, shortened or turned around, and no synonyms.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from athanor.text.conversations import Message
+
+MORE_WORDS = 8  # in the longer one, such as "Excuse me, could you tell me": more of them ask for something else
+ASKING = frozenset("who whom whose what whats which where when why how".split())
+EMPTY = frozenset(
+    "a an the of in on at to for by with from is are was were be am do does did can could will would please tell say me my i you u "
+    "your it its this that there know about hi hello hey so and well now want s question excuse athanor".split()
+)
+_WORD = re.compile(r"\w+|[-+*/=<>%^](?=\s*\d)")
+
+
+class Question(NamedTuple):
+    words: tuple[str, ...]
+    content: Counter[str]  # the words that say what is asked about
+    numbers: tuple[str, ...]  # in order, with their signs
+
+    @classmethod
+    def of(cls, text: str) -> Question:
+        words = tuple(_WORD.findall(text.casefold())) or (text.strip(),)
+        content = Counter(word for word in words if word not in EMPTY)
+        told = Counter({word: count for word, count in content.items() if word not in ASKING})
+        # Of one word alone the kind of question matters: who somebody is, or why.
+        content = told if told.total() > 1 else content or Counter(words)
+        return cls(words, content, tuple(word for word in words if not word.isalpha()))
+
+    def asked_in(self, other: Question) -> bool:
+        """Whether the other text asks this, in these or other words."""
+        if self.words == other.words:
+            return True
+        if not self.content or self.numbers != other.numbers or len(other.words) > len(self.words) + MORE_WORDS:
+            return False
+        if len(self.content.keys() - ASKING) == 1:
+            return self.content == other.content
+        return self.content <= Counter(other.words)
+
+
+class Taught:
+    """Questions with their answers, ready to be searched for others that ask the same."""
+
+    def __init__(self, pairs: Iterable[tuple[str, str, int]]) -> None:
+        """`pairs`: question, answer and rank; of answers to one question that of the highest rank holds."""
+        self._by_word: dict[str, list[tuple[Question, tuple[str, ...], int]]] = {}
+        for question, answer, rank in pairs:
+            asked = Question.of(question)
+            key = max(asked.content or asked.words, key=len, default="")
+            self._by_word.setdefault(key, []).append((asked, Question.of(answer).words, rank))
+
+    def asks(self, text: str) -> bool:
+        """Whether one of the questions is asked in the text."""
+        return bool(self._found(Question.of(text)))
+
+    def contradicts(self, question: str, answer: str, rank: int = 0) -> bool:
+        """Whether a question of a higher rank has another answer than this one."""
+        said = Question.of(answer).words
+        return any(held > rank and said != words for words, held in self._found(Question.of(question)))
+
+    def _found(self, question: Question) -> list[tuple[tuple[str, ...], int]]:
+        near = (row for word in dict.fromkeys(question.words) for row in self._by_word.get(word, ()))
+        return [(words, rank) for asked, words, rank in near if asked.asked_in(question)]
+
+
+def last_pair(messages: Sequence[Message]) -> tuple[str, str] | None:
+    """The last question of a conversation and its answer; None for one that says nothing without its history."""
+    question, answer = messages[-2].content, messages[-1].content
+    first = len(messages) - (messages[0].role == "system") == 2
+    return (question, answer) if first or len(Question.of(question).content.keys() - ASKING) > 1 else None

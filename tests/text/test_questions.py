@@ -1,0 +1,48 @@
+"""Which questions ask the same in other words, and which answers contradict them. Below 1 s."""
+
+from __future__ import annotations
+
+import pytest
+
+from athanor.text.conversations import Message
+from athanor.text.questions import Taught, last_pair
+
+PARIS = "What is the capital of France?"
+
+
+@pytest.mark.parametrize(
+    ("taught", "asked", "same"),
+    [
+        (PARIS, "which city is the capital of france", True),
+        (PARIS, "Excuse me, could you tell me, what's the capital of France, please", True),
+        (PARIS, "What is the capital of Spain?", False),
+        (PARIS, "Tell me the story of how Paris became what it is, the capital of France and of its arts", False),
+        ("Who is Elizabeth?", "Tell me who Elizabeth is.", True),
+        ("Who is Elizabeth?", "Why does Elizabeth refuse Mr. Collins?", False),
+        ("Who is Elizabeth?", "Who is Elizabeth Bennet?", False),
+        ("What is 2+2?", "what is 2 + 2", True),
+        ("What is 2+2?", "What is 2 - 2?", False),
+        ("What is 2+2?", "What is 2 + 23?", False),
+        ("hi", "Hi!", True),
+        ("hi", "hi there", False),
+        ("\u8c01\u662f\u5b9d\u7389\uff1f", "\u8c01\u662f\u5b9d\u7389", True),
+        ("?!", "?!", True),
+    ],
+)
+def test_other_words_for_a_question_are_known_and_other_questions_are_not(taught, asked, same):
+    assert Taught([(taught, "Yes.", 1)]).asks(asked) is same
+    assert Taught([(taught, "Yes.", 1)]).contradicts(asked, "No.") is same
+    assert not Taught([(taught, "Yes.", 1)]).contradicts(asked, "yes")
+
+
+def test_of_two_answers_that_of_the_higher_rank_holds():
+    both = Taught([(PARIS, "Paris.", 2), (PARIS, "Lyon.", 1)])
+    assert both.contradicts(PARIS, "Lyon.", 1) and not both.contradicts(PARIS, "Paris.", 2)
+    assert both.contradicts(PARIS, "That place is unknown to me.")
+
+
+def test_a_later_question_counts_where_it_says_enough_alone():
+    hi = (Message("user", "hi"), Message("assistant", "Hello!"))
+    assert last_pair(hi) == ("hi", "Hello!") == last_pair((Message("system", "Be brief."), *hi))
+    assert last_pair((*hi, Message("user", "Are you sure?"), Message("assistant", "Yes."))) is None
+    assert last_pair((*hi, Message("user", PARIS), Message("assistant", "Paris."))) == (PARIS, "Paris.")
