@@ -11,7 +11,7 @@ from athanor.base.strict import check_file_names, param, share
 from athanor.sources.addresses import check_address, check_revision, is_local, without_query
 
 MAX = 2**62
-KINDS = ("web", "prose", "code", "math", "qa", "dialogue")
+KINDS = ("web", "prose", "code", "math", "qa", "dialogue", "tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
