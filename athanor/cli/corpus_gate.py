@@ -7,19 +7,26 @@ the beginning of each source of type files, so that a large corpus costs no more
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import yaml
 
 from athanor.base.errors import InputError
 from athanor.cleaning import rules
 from athanor.cleaning.params import RuleParams
-from athanor.sources import messages, select
+from athanor.quality.alphabet import is_language, script
+from athanor.sources import holdout, messages, select
 from athanor.sources.instruct_params import MessagesSource
 from athanor.sources.params import FilesSource
 from athanor.text import globs
-from athanor.text.documents import Document
+from athanor.text.documents import Document, in_batches
+from athanor.tokenizer.tokenizer import Tokenizer
+from athanor.tokenizer_training import gate
+from athanor.tokenizer_training.params import MIN_VOCABULARY, VOCAB_MULTIPLE, TokenizerParams
+from athanor.tokenizer_training.train import VocabularySize, train
 from athanor.words.words import tokenise
 
 LOOK_BYTES = 4_000_000  # of each source
@@ -32,7 +39,9 @@ LANGUAGE_SETTINGS = {
     "min_ascii_fraction": "null",
     "min_letter_fraction": "null",
     "max_mean_word_chars": "null",
+    "min_words": "1",
 }
+MAX_ALPHABET = 40  # different letters and digits of a sequence; base64 has 62
 PAD_SHARE = 0.15  # of the rows of fine-tuning: English exercises are long, in the tokens of another language
 NOT_ASCII = ("not_ascii", "long_words", "few_letters")
 
@@ -41,18 +50,19 @@ def check_corpus(sections: Mapping[str, Any]) -> None:
     """InputError for text of one's own that a stage would refuse minutes later."""
     sources = sections["download"].sources
     own = [source for source in sources if isinstance(source, FilesSource)]
-    texts: set[str] = set()
-    size, whole = 0, len(own) == len(sources)
+    mixture = sections["mixture"].sources
+    found: list[Document] = []
+    whole = True
     for source in own:
         documents, complete = read_beginning(source)
         whole = whole and complete
         check_rules(source, documents, sections["clean"].rules)
-        for document in documents:
-            if document.id not in texts:
-                texts.add(document.id)
-                size += len(document.text.encode())
-    if whole:
-        check_size(size, len(texts))
+        found += documents
+    if len(own) == len(sources):
+        if whole:
+            check_size(found)
+        texts = [document.text for document in found if mixture[document.source].share > 0]
+        check_vocabulary(texts, sections["tokenizer"], whole=whole)
     for talks in sections["instruct"].sources:
         if isinstance(talks, MessagesSource) and talks.files:
             check_conversations(talks)
@@ -87,57 +97,138 @@ def read_beginning(source: FilesSource) -> tuple[list[Document], bool]:
     return documents, size <= LOOK_BYTES
 
 
-def verdicts(documents: list[Document], params: RuleParams) -> Counter[str]:
-    """How many characters of some documents each rule would drop; what the classifiers say is not known yet.
-
-    Not how many documents: the fixtures of a repository are many and small, and what they lose is little.
-    """
+def verdicts(documents: list[Document], params: RuleParams, kind: str = "") -> list[tuple[Document, str]]:
+    """Some documents, each with the rule that would drop it, "" for none; what the classifiers say is not known yet."""
     chosen = documents[:: max(len(documents) // JUDGED, 1)]
-    if not chosen:
-        return Counter()
     texts = [document.text for document in chosen]
     columns = rules.measure(texts, tokenise(texts))
     columns |= {"quality": np.ones(len(texts)), "toxicity": np.zeros(len(texts))}
-    reason, _ = rules.verdicts(columns, [document.kind for document in chosen], params)
-    sizes = np.array([len(text) for text in texts])
-    counts = Counter(
-        {rules.RULES[number]: int(sizes[reason == number].sum()) for number in np.unique(reason[reason >= 0])}
-    )
-    counts[""] = int(sizes[reason < 0].sum())
+    reason, _ = rules.verdicts(columns, [kind or document.kind for document in chosen], params)
+    return [(document, "" if n < 0 else rules.RULES[n]) for document, n in zip(chosen, reason, strict=True)]
+
+
+def sizes(judged: Iterable[tuple[Document, str]]) -> Counter[str]:
+    """Characters by rule.
+
+    Not documents: the fixtures of a repository are many and small, and what they lose is little.
+    """
+    counts: Counter[str] = Counter()
+    for document, rule in judged:
+        counts[rule] += len(document.text)
     return counts
 
 
-def language_settings(counts: Counter[str]) -> tuple[list[str], bool]:
-    """The keys of a kind's rules to set where most of the text is of another language, and whether of another script."""
-    found = {rules.NOT_ENGLISH, "few_stop_words", *NOT_ASCII} & counts.keys()
-    if not found or 2 * counts[""] >= counts.total():
-        return [], False
-    script = not found.isdisjoint(NOT_ASCII)
-    return list(LANGUAGE_SETTINGS)[: None if script else 2], script
+@dataclass(frozen=True)
+class Fit:
+    """The kind of text and the keys of its rules under which documents stay, and whether they are of another script."""
+
+    kind: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+    script: bool = False
+
+    @property
+    def values(self) -> dict[str, Any]:
+        return {key: yaml.safe_load(value) for key, value in self.settings.items()}
+
+    def rules(self, params: RuleParams) -> RuleParams:
+        return replace(params, **{self.kind: replace(getattr(params, self.kind), **self.values)})
+
+
+def fit(documents: list[Document], params: RuleParams) -> Fit:
+    """Settings for text in another language than English, and another kind for what is written in none.
+
+    Only what a language or script explains is switched off: boilerplate and repeats stay refused.
+    """
+    kind = documents[0].kind
+    judged = verdicts(documents, params)
+    found = sizes((document, rule) for document, rule in judged if _is_foreign(document.text, rule))
+    # An English list has few function words, too: that rule alone speaks where it drops most of the text.
+    total, certain = sum(len(document.text) for document, _ in judged), found.total() - found["few_stop_words"]
+    fitted = Fit(kind)
+    if 10 * certain > total or 2 * found.total() > total:
+        script = not found.keys().isdisjoint((*NOT_ASCII, "too_few_words"))
+        keys = list(LANGUAGE_SETTINGS)[: None if script else 2]
+        fitted = Fit(kind, {key: LANGUAGE_SETTINGS[key] for key in keys}, script)
+        judged = verdicts(documents, fitted.rules(params))
+    lost = [document for document, rule in judged if rule and not (rule == "encoded_data" and _is_data(document.text))]
+    sequences = sum(len(document.text) for document in lost if not is_language(document.text))
+    return Fit("tokens") if 2 * sequences > total and kind == "prose" else fitted
+
+
+def _is_foreign(text: str, rule: str) -> bool:
+    """Whether a rule drops a text for its language or script."""
+    if rule in ("too_few_words", "many_symbols"):
+        return script(text) != "Latin"
+    return rule in (rules.NOT_ENGLISH, "few_stop_words", *NOT_ASCII) and is_language(text)
+
+
+def _is_data(text: str) -> bool:
+    """Whether encoded data is base64 and not a sequence: these have small alphabets."""
+    return sum(char.isalnum() for char in set(text)) > MAX_ALPHABET
 
 
 def check_rules(source: FilesSource, documents: list[Document], params: RuleParams) -> None:
     """InputError when the rules would drop most of a source: another language, or another kind of text."""
-    counts = verdicts(documents, params)
+    counts = sizes(verdicts(documents, params, source.kind))
     if 2 * counts[""] >= counts.total():
         return
-    keys, script = language_settings(counts)
+    fitted = fit(documents, params)
     worst, dropped = next((rule, count) for rule, count in counts.most_common() if rule)
-    fix = f"change {rules.SETTINGS[worst]} there, give the source another kind than {source.kind}, or mend the text"
-    if keys:
-        lines = ", ".join(f"{key}: {LANGUAGE_SETTINGS[key]}" for key in keys)
+    fix = (
+        f"change {rules.SETTINGS[worst]} there, mend the text, or give the source another kind than {source.kind}:"
+        " `kind: tokens` is for sequences, events, moves and logs, and drops none of them"
+    )
+    if fitted.kind != source.kind:
+        fix = f"for text of no natural language (sequences, events, moves, logs) give the source `kind: {fitted.kind}`"
+    elif fitted.settings:
+        lines = ", ".join(f"{key}: {value}" for key, value in fitted.settings.items())
         fix = f"for text in another language than English add there {lines}; and set sft_data.max_pad_share to {PAD_SHARE}"
-    if script:
+    if fitted.script:
         fix += " and classifiers.weak_labels to false, which teach nothing where words are not set apart by spaces"
     what = f"rule '{worst}' would drop {dropped / counts.total():.0%} of the text of source '{source.name}'"
     raise InputError(what, where=f"clean.rules.{source.kind}", fix=fix)
 
 
-def check_size(size: int, texts: int) -> None:
-    """InputError for too little text to train on."""
-    if size < MIN_TEXT_BYTES:
-        raise InputError(
-            f"{size:,} bytes of text (of {texts} different documents) are too few to learn from",
-            where="download.sources",
-            fix="bring more text, a hundred kilobytes are a start; or keep the standard library as a source beside it",
-        )
+def vocabulary(texts: list[str], params: TokenizerParams) -> int:
+    """`vocab_size` where it fits the texts, else a size that does, with room for what cleaning takes away from them."""
+    try:
+        check_vocabulary(texts, params, whole=True)
+    except VocabularySize as error:
+        return max(error.fits * (3 if error.missing else 5) // 4 // VOCAB_MULTIPLE * VOCAB_MULTIPLE, MIN_VOCABULARY)
+    return params.vocab_size
+
+
+def check_vocabulary(texts: list[str], params: TokenizerParams, *, whole: bool) -> None:
+    """Train a tokenizer on texts and run its gates; VocabularySize where `vocab_size` does not fit them.
+
+    Of texts that are not `whole`, the rest may hold more to learn, unless a quarter of these gave as much.
+    """
+    texts = beginning(texts, min(params.sample_bytes, LOOK_BYTES))
+    try:
+        gate.check(Tokenizer(train(texts, params)), {"own": texts[:5]}, seed=0)
+    except VocabularySize as error:
+        if whole or not error.missing:
+            raise
+        try:
+            train(texts[::4], params)
+        except VocabularySize as of_quarter:
+            if of_quarter.missing == error.missing:
+                raise error from None
+
+
+def beginning(texts: Iterable[str], max_bytes: int) -> list[str]:
+    """The first texts, up to so many bytes."""
+    return next(in_batches(texts, lambda text: len(text.encode()), max_bytes), [])
+
+
+def check_size(documents: Iterable[Document]) -> None:
+    """InputError for too little text to train on: it has few words to learn, or nothing to hold out."""
+    texts = {document.id: document for document in documents}
+    size = sum(len(document.text.encode()) for document in texts.values())
+    what = f"{size:,} bytes of text (of {len(texts)} different documents) are too few to learn from"
+    if size >= MIN_TEXT_BYTES:
+        if len({holdout.group_of(document) for document in texts.values()}) > 1:
+            return
+        what = f"{size:,} bytes in one short text are too few: nothing of it can be held out for validation"
+    fix = "bring more text, a hundred kilobytes are a start; or keep the standard library as a source beside it"
+    raise InputError(what, where="download.sources", fix=fix)

@@ -18,13 +18,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from athanor.base.artifacts import write_text
 from athanor.base.errors import InputError
 from athanor.base.strict import build
 from athanor.cli import corpus_gate, probe
+from athanor.quality.alphabet import is_language, script
 from athanor.quality.language import ENGLISH, OTHERS
 from athanor.runtime.dvc_view import edited_yaml
-from athanor.runtime.schema import check_file
+from athanor.runtime.schema import check_file, check_values
 from athanor.sizing.optimiser import MAX_WARMUP, derive, half_life
 from athanor.sources import select
 from athanor.sources.params import FilesSource
@@ -36,13 +39,6 @@ UNKNOWN_LEFT_OUT = ("battery", "categories")
 MAX_EPOCHS = 4.0
 BYTES_PER_TOKEN = 4  # of prose in languages of Latin script, about
 MIN_SHARE_OF_WORDS = 0.05  # function words of a language, for a guess
-SCRIPTS = {
-    "Chinese or Japanese": "[\u3040-\u30ff\u4e00-\u9fff]",
-    "Korean": "[\uac00-\ud7af]",
-    "Cyrillic": "[\u0400-\u04ff]",
-}
-SCRIPTS |= {"Greek": "[\u0370-\u03ff]", "Arabic": "[\u0600-\u06ff]", "Hebrew": "[\u0590-\u05ff]"}
-
 
 MOST_NAMED = 8  # files
 WEB_FILES = ("*.js", "*.mjs", "*.css", "*.map")  # of a web site: its search index would be two thirds of the text
@@ -119,12 +115,12 @@ def pattern_of(path: Path) -> str:
 
 
 def language(texts: Iterable[str]) -> str:
-    """A guess by script, or by the function words that are most common."""
-    sample = " ".join(text[:2000] for text in texts)[:400_000]
-    letters = sum(character.isalpha() for character in sample)
-    for name, pattern in SCRIPTS.items():
-        if letters and len(re.findall(pattern, sample)) > letters / 3:
-            return name
+    """A guess by script, or by the function words that are most common; "none" where the text is of no words."""
+    samples = [text[:2000] for text in texts]
+    (found, _), *_ = Counter(script(sample) if is_language(sample) else "none" for sample in samples).most_common()
+    if found != "Latin":
+        return found
+    sample = " ".join(samples)[:400_000]
     words = re.findall(r"\w+", sample.lower())
     lists = {"english": ENGLISH, **OTHERS}
     shares = {name: sum(word in known for word in words) / max(len(words), 1) for name, known in _sets(lists).items()}
@@ -136,11 +132,15 @@ def _sets(lists: dict[str, str]) -> dict[str, set[str]]:
     return {name: set(words.split()) for name, words in lists.items()}
 
 
-def proposal(folder: Path, found: dict[str, Ending], sections: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
-    """Places in params.yaml and what should stand there."""
+def proposal(
+    folder: Path, found: dict[str, Ending], sections: Mapping[str, Any]
+) -> tuple[dict[tuple[str, ...], Any], list[InputError]]:
+    """Places in params.yaml and what should stand there; and why a kind of text is left out, if another remains."""
     rules, pretrain = sections["clean"].rules, sections["pretrain"]
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", folder.name).strip("-") or "own"
     sources: list[dict[str, Any]] = []
+    texts: list[str] = []
+    refused: list[InputError] = []
     mixture: dict[str, Any] = {}
     values: dict[tuple[str, ...], Any] = {}
     for kind in ("prose", "code"):
@@ -156,17 +156,28 @@ def proposal(folder: Path, found: dict[str, Ending], sections: Mapping[str, Any]
         }
         if any(ending.files > ending.read for ending in chosen.values()):
             source["on_unreadable"] = "skip"
-        sources.append(source)
         documents = [document for ending in chosen.values() for document in ending.documents]
+        fitted = corpus_gate.fit(documents, rules)
+        source["kind"] = fitted.kind
+        try:
+            corpus_gate.check_rules(build(FilesSource, source, "own"), documents, fitted.rules(rules))
+        except InputError as error:
+            refused.append(error)
+            continue
+        sources.append(source)
+        texts += [document.text for document in documents]
         size = sum(len(document.text.encode()) for document in documents)
         mixture[source["name"]] = {"share": float(size), "max_epochs": MAX_EPOCHS}
-        settings, other_script = corpus_gate.language_settings(corpus_gate.verdicts(documents, rules))
-        for key in settings:
-            values["clean", "rules", kind, key] = False if key == "english_only" else None
-        if settings:
+        for key, value in fitted.values.items():
+            values["clean", "rules", kind, key] = value
+        if fitted != corpus_gate.Fit(kind):
             values["sft_data", "max_pad_share"] = corpus_gate.PAD_SHARE
-        if other_script:
+        if fitted.script:
             values["classifiers", "weak_labels"] = False
+    if not sources:
+        raise refused[0]
+    if (size := corpus_gate.vocabulary(texts, sections["tokenizer"])) != sections["tokenizer"].vocab_size:
+        values["tokenizer", "vocab_size"] = size
     total = sum(entry["share"] for entry in mixture.values())
     # More of a little text is learned by heart: Alice in Wonderland, 152 kB, ends at 2.27 bits per byte after four epochs
     # of 130,000 tokens, and at 3.80 after the default's 1,000,000.
@@ -187,7 +198,7 @@ def proposal(folder: Path, found: dict[str, Ending], sections: Mapping[str, Any]
     categories = sections["battery"].categories
     if categories.keys() > {"unknown"}:
         values[UNKNOWN_LEFT_OUT] = {name: count for name, count in categories.items() if name != "unknown"}
-    return {("download", "sources"): sources, ("mixture", "sources"): mixture, **values}
+    return {("download", "sources"): sources, ("mixture", "sources"): mixture, **values}, refused
 
 
 def kind_of(ending: Ending) -> str:
@@ -238,8 +249,11 @@ def run(args: argparse.Namespace) -> int:
         f"\n{size:,} bytes of text in {len(documents):,} pieces, {len(documents) - len(copies):,} of them copies of others;"
     )
     print(f"perhaps {size // BYTES_PER_TOKEN:,} tokens; language: {language(prose) if prose else 'code'}")
+    corpus_gate.check_size(documents)
     sections = check_file(PARAMS)
-    values = proposal(folder, found, sections)
+    values, refused = proposal(folder, found, sections)
+    for error in refused:
+        print(f"left out: {error}")
     lines: dict[str, Any] = {}
     for path, value in values.items():
         if path == UNKNOWN_LEFT_OUT:
@@ -256,16 +270,16 @@ def run(args: argparse.Namespace) -> int:
         print(
             "and battery.categories without 'unknown': its questions on people, places and books may be answered by this text\n"
         )
-    corpus_gate.check_size(sum({d.id: len(d.text.encode()) for d in documents}.values()), len(copies))
     if not folder.resolve().is_relative_to(Path("corpus").resolve()):
         raise InputError(
             "lies outside of corpus/, where DVC would see no change of it", where=folder, fix="move it there"
         )
+    edited = edited_yaml(PARAMS.read_text(encoding="utf-8"), values)
+    corpus_gate.check_corpus(check_values(yaml.safe_load(edited)))
     if not args.write:
         print("athanor new --write puts them there; nothing was changed")
         return 0
-    write_text(PARAMS, edited_yaml(PARAMS.read_text(encoding="utf-8"), values))
-    check_file(PARAMS)
+    write_text(PARAMS, edited)
     print(f"written to {PARAMS}; `athanor plan` says what would run, `athanor repro` runs it")
     print(
         "The model is pretrained on this text. What it answers it learns from conversations (instruct.sources), and none"
