@@ -43,6 +43,7 @@ LANGUAGE_SETTINGS = {
 }
 MAX_ALPHABET = 40  # different letters and digits of a sequence; base64 has 62
 PAD_SHARE = 0.15  # of the rows of fine-tuning: English exercises are long, in the tokens of another language
+FOREIGN_SHARE = 0.1  # of the text, from which on rules for English prose are switched off
 NOT_ASCII = ("not_ascii", "long_words", "few_letters")
 
 
@@ -142,10 +143,9 @@ def fit(documents: list[Document], params: RuleParams) -> Fit:
     kind = documents[0].kind
     judged = verdicts(documents, params)
     found = sizes((document, rule) for document, rule in judged if _is_foreign(document.text, rule))
-    # An English list has few function words, too: that rule alone speaks where it drops most of the text.
-    total, certain = sum(len(document.text) for document, _ in judged), found.total() - found["few_stop_words"]
+    total = sum(len(document.text) for document, _ in judged)
     fitted = Fit(kind)
-    if 10 * certain > total or 2 * found.total() > total:
+    if found.total() > FOREIGN_SHARE * total:
         script = not found.keys().isdisjoint((*NOT_ASCII, "too_few_words"))
         keys = list(LANGUAGE_SETTINGS)[: None if script else 2]
         fitted = Fit(kind, {key: LANGUAGE_SETTINGS[key] for key in keys}, script)

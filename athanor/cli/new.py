@@ -38,7 +38,7 @@ PARAMS = Path("params.yaml")
 UNKNOWN_LEFT_OUT = ("battery", "categories")
 MAX_EPOCHS = 4.0
 BYTES_PER_TOKEN = 4  # of prose in languages of Latin script, about
-MIN_SHARE_OF_WORDS = 0.05  # function words of a language, for a guess
+MIN_SHARE_OF_WORDS = 0.15  # function words of a language, for a guess
 
 MOST_NAMED = 8  # files
 WEB_FILES = ("*.js", "*.mjs", "*.css", "*.map")  # of a web site: its search index would be two thirds of the text
