@@ -17,7 +17,7 @@ import yaml
 from athanor.base.errors import InputError
 from athanor.cleaning import rules
 from athanor.cleaning.params import RuleParams
-from athanor.quality.alphabet import is_language, script
+from athanor.cli.alphabet import is_language, script
 from athanor.sources import holdout, messages, select
 from athanor.sources.instruct_params import MessagesSource
 from athanor.sources.params import FilesSource
@@ -176,7 +176,7 @@ def check_rules(source: FilesSource, documents: list[Document], params: RulePara
     worst, dropped = next((rule, count) for rule, count in counts.most_common() if rule)
     fix = (
         f"change {rules.SETTINGS[worst]} there, mend the text, or give the source another kind than {source.kind}:"
-        " `kind: tokens` is for sequences, events, moves and logs, and drops none of them"
+        " `kind: tokens` (athanor new --kind tokens) is for sequences, events, moves and logs, and drops none of them"
     )
     if fitted.kind != source.kind:
         fix = f"for text of no natural language (sequences, events, moves, logs) give the source `kind: {fitted.kind}`"

@@ -1,6 +1,6 @@
 """Look at a folder of your own text: what it holds, what can be read, and the lines of params.yaml that train on it.
 
-    python -m athanor new FOLDER [--write]
+    python -m athanor new FOLDER [--kind KIND] [--write]
 
 Prints a table by type of file, with what cannot be read and why, equal documents and a guess at the language, and then the
 lines. --write puts them into params.yaml; the default's own text is no longer a source then. The folder has to lie in
@@ -14,7 +14,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,13 @@ from athanor.base.artifacts import write_text
 from athanor.base.errors import InputError
 from athanor.base.strict import build
 from athanor.cli import corpus_gate, probe
-from athanor.quality.alphabet import is_language, script
+from athanor.cli.alphabet import is_language, script
 from athanor.quality.language import ENGLISH, OTHERS
 from athanor.runtime.dvc_view import edited_yaml
 from athanor.runtime.schema import check_file, check_values
 from athanor.sizing.optimiser import MAX_WARMUP, derive, half_life
 from athanor.sources import select
-from athanor.sources.params import FilesSource
+from athanor.sources.params import KINDS, FilesSource
 from athanor.text import globs, rows
 from athanor.text.documents import Document
 
@@ -133,9 +133,12 @@ def _sets(lists: dict[str, str]) -> dict[str, set[str]]:
 
 
 def proposal(
-    folder: Path, found: dict[str, Ending], sections: Mapping[str, Any]
+    folder: Path, found: dict[str, Ending], sections: Mapping[str, Any], wanted: str | None = None
 ) -> tuple[dict[tuple[str, ...], Any], list[InputError]]:
-    """Places in params.yaml and what should stand there; and why a kind of text is left out, if another remains."""
+    """Places in params.yaml and what should stand there; and why a kind of text is left out, if another remains.
+
+    Text that is no code is of the kind that is `wanted`, else prose, or tokens where it is in no natural language.
+    """
     rules, pretrain = sections["clean"].rules, sections["pretrain"]
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", folder.name).strip("-") or "own"
     sources: list[dict[str, Any]] = []
@@ -157,6 +160,8 @@ def proposal(
         if any(ending.files > ending.read for ending in chosen.values()):
             source["on_unreadable"] = "skip"
         documents = [document for ending in chosen.values() for document in ending.documents]
+        if wanted and kind == "prose":
+            documents = [replace(document, kind=wanted) for document in documents]
         fitted = corpus_gate.fit(documents, rules)
         source["kind"] = fitted.kind
         try:
@@ -169,7 +174,7 @@ def proposal(
         size = sum(len(document.text.encode()) for document in documents)
         mixture[source["name"]] = {"share": float(size), "max_epochs": MAX_EPOCHS}
         for key, value in fitted.values.items():
-            values["clean", "rules", kind, key] = value
+            values["clean", "rules", fitted.kind, key] = value
         if fitted != corpus_gate.Fit(kind):
             values["sft_data", "max_pad_share"] = corpus_gate.PAD_SHARE
         if fitted.script:
@@ -221,6 +226,7 @@ def table(found: dict[str, Ending]) -> str:
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="FOLDER", help="below corpus/, for example corpus/notes")
+    parser.add_argument("--kind", choices=KINDS, help="of what is no code: whose rules hold; found out if left out")
     parser.add_argument("--write", action="store_true", help="put the lines into params.yaml")
 
 
@@ -251,7 +257,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"perhaps {size // BYTES_PER_TOKEN:,} tokens; language: {language(prose) if prose else 'code'}")
     corpus_gate.check_size(documents)
     sections = check_file(PARAMS)
-    values, refused = proposal(folder, found, sections)
+    values, refused = proposal(folder, found, sections, args.kind)
     for error in refused:
         print(f"left out: {error}")
     lines: dict[str, Any] = {}

@@ -9,7 +9,7 @@ import pytest
 
 from athanor.base.errors import InputError
 from athanor.cli import cli, corpus_gate
-from athanor.quality.alphabet import is_language, script
+from athanor.cli.alphabet import is_language, script
 from athanor.runtime import presets
 from athanor.runtime.schema import check_file
 from tests.cli.any_text import CORPORA
@@ -24,9 +24,9 @@ def propose(tmp_path, monkeypatch):
     (tmp_path / "params.yaml").write_text(presets.complete(ROOT / "presets/micro.yaml"), encoding="utf-8")
     (tmp_path / "corpus/own").mkdir(parents=True)
 
-    def call(text: str):
+    def call(text: str, *options: str):
         (tmp_path / "corpus/own/text.txt").write_text(text, encoding="utf-8")
-        assert cli.call("new", ["corpus/own", "--write"]) == 0
+        assert cli.call("new", ["corpus/own", "--write", *options]) == 0
         sections = check_file("params.yaml")
         return sections, sections["download"].sources[0]
 
@@ -75,6 +75,11 @@ def test_what_cannot_be_trained_on_is_refused_before_anything_is_written(name, p
     with pytest.raises(InputError, match=f"(?s){message}"):
         propose(text)
     assert (tmp_path / "params.yaml").read_bytes() == before
+
+
+def test_the_kind_that_the_refusal_names_takes_what_was_refused(propose):
+    _, source = propose(REFUSED["one line again and again"][0], "--kind", "tokens")
+    assert source.kind == "tokens"
 
 
 def test_a_short_text_is_refused_by_plan_as_download_would(tmp_path):
