@@ -310,6 +310,8 @@ def truncated(text: str) -> bool:
         return True
     if last[-1] in "\"'`”’»)]}":
         return False
+    if core[-1] > "\u024f":  # no Latin letter: other scripts set words apart, and end sentences, in their own ways
+        return False
     words = re.findall(r"[\w'’]+", core)
     if words and words[-1].replace("’", "'") in _FUNCTION_WORDS:
         return len(words) > 1
