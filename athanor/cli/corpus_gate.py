@@ -100,6 +100,8 @@ def read_beginning(source: FilesSource) -> tuple[list[Document], bool]:
 
 def verdicts(documents: list[Document], params: RuleParams, kind: str = "") -> list[tuple[Document, str]]:
     """Some documents, each with the rule that would drop it, "" for none; what the classifiers say is not known yet."""
+    if not documents:
+        return []
     chosen = documents[:: max(len(documents) // JUDGED, 1)]
     texts = [document.text for document in chosen]
     columns = rules.measure(texts, tokenise(texts))
