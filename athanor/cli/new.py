@@ -145,7 +145,7 @@ def proposal(
     texts: list[str] = []
     refused: list[InputError] = []
     mixture: dict[str, Any] = {}
-    values: dict[tuple[str, ...], Any] = {}
+    values: dict[tuple[str, ...], Any] = {("sft_data", "max_pad_share"): corpus_gate.PAD_SHARE}
     for kind in ("prose", "code"):
         chosen = {pattern: ending for pattern, ending in sorted(found.items()) if kind_of(ending) == kind}
         if not chosen:
@@ -175,8 +175,6 @@ def proposal(
         mixture[source["name"]] = {"share": float(size), "max_epochs": MAX_EPOCHS}
         for key, value in fitted.values.items():
             values["clean", "rules", fitted.kind, key] = value
-        if fitted != corpus_gate.Fit(kind):
-            values["sft_data", "max_pad_share"] = corpus_gate.PAD_SHARE
         if fitted.script:
             values["classifiers", "weak_labels"] = False
     if not sources:
