@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -12,9 +13,11 @@ from athanor.cli import cli, corpus_gate
 from athanor.cli.alphabet import is_language, script
 from athanor.runtime import presets
 from athanor.runtime.schema import check_file
+from athanor.tokenizer_training.train import VocabularySize
 from tests.cli.any_text import CORPORA
 from tests.cli.test_corpus_gate import BOOK, checked
 from tests.e2e.clone import ROOT
+from tests.evaluation import tiny
 
 
 @pytest.fixture
@@ -55,6 +58,17 @@ def test_a_vocabulary_follows_the_text(propose):
     characters = "".join(chr(0x4E00 + int(rng.paretovariate(0.5)) % 3000) for _ in range(60_000))
     sections, _ = propose("。".join(characters[n : n + 20] for n in range(0, len(characters), 20)))
     assert 1024 < sections["tokenizer"].vocab_size < 5000
+
+
+def test_of_a_large_corpus_the_part_that_is_looked_at_is_not_taken_for_all():
+    """Unless it gives no more than a quarter of it: then the rest gives no more either."""
+    params = replace(tiny.PARAMS, vocab_size=8192, sample_bytes=1_000_000)
+    pieces = [BOOK[n : n + 1000] for n in range(0, 8000, 1000)]
+    with pytest.raises(VocabularySize):
+        corpus_gate.check_vocabulary(pieces[:2], params, whole=True)
+    corpus_gate.check_vocabulary(pieces[:2], params, whole=False)
+    with pytest.raises(VocabularySize, match="use 320"):
+        corpus_gate.check_vocabulary(CORPORA["midi"][0].split("\n"), params, whole=False)
 
 
 SHORT = CORPORA["one-line"][0][:23_000]
