@@ -44,7 +44,7 @@ LANGUAGE_SETTINGS = {
 MAX_ALPHABET = 40  # different letters and digits of a sequence; base64 has 62
 # Of the rows of fine-tuning: exercises are long in the tokens of text that is not like them; 0.119 where each is a byte.
 PAD_SHARE = 0.15
-FOREIGN_SHARE = 0.1  # of the text, from which on rules for English prose are switched off
+FOREIGN_SHARE = 0.03  # of the text, from which on rules for English prose are switched off
 NOT_ASCII = ("not_ascii", "long_words", "few_letters")
 
 
