@@ -6,6 +6,7 @@ the beginning of each source of type files, so that a large corpus costs no more
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,7 @@ from athanor.sources import holdout, messages, select
 from athanor.sources.instruct_params import MessagesSource
 from athanor.sources.params import FilesSource
 from athanor.text import globs
-from athanor.text.documents import Document, in_batches
+from athanor.text.documents import Document
 from athanor.tokenizer.tokenizer import Tokenizer
 from athanor.tokenizer_training import gate
 from athanor.tokenizer_training.params import MIN_VOCABULARY, VOCAB_MULTIPLE, TokenizerParams
@@ -64,7 +65,7 @@ def check_corpus(sections: Mapping[str, Any]) -> None:
         if whole:
             check_size(found)
         texts = [document.text for document in found if mixture[document.source].share > 0]
-        check_vocabulary(texts, sections["tokenizer"], whole=whole)
+        check_vocabulary(texts, sections["tokenizer"])
     for talks in sections["instruct"].sources:
         if isinstance(talks, MessagesSource) and talks.files:
             check_conversations(talks)
@@ -153,7 +154,7 @@ def fit(documents: list[Document], params: RuleParams) -> Fit:
         keys = list(LANGUAGE_SETTINGS)[: None if script else 2]
         fitted = Fit(kind, {key: LANGUAGE_SETTINGS[key] for key in keys}, script)
         judged = verdicts(documents, fitted.rules(params))
-    lost = [document for document, rule in judged if rule and not (rule == "encoded_data" and _is_data(document.text))]
+    lost = [document for document, rule in judged if rule and not (rule == "encoded_data" and _is_noise(document.text))]
     sequences = sum(len(document.text) for document in lost if not is_language(document.text))
     return Fit("tokens") if 2 * sequences > total and kind == "prose" else fitted
 
@@ -165,9 +166,11 @@ def _is_foreign(text: str, rule: str) -> bool:
     return rule in (rules.NOT_ENGLISH, "few_stop_words", *NOT_ASCII) and is_language(text)
 
 
-def _is_data(text: str) -> bool:
-    """Whether encoded data is base64 and not a sequence: these have small alphabets."""
-    return sum(char.isalnum() for char in set(text)) > MAX_ALPHABET
+def _is_noise(text: str) -> bool:
+    """Whether encoded data teaches nothing: base64 and digests, unlike sequences, whose alphabets are small."""
+    alphabet = set("".join(re.findall("[A-Za-z0-9+/]{64,}", text)))
+    digests = alphabet <= set("0123456789abcdefABCDEF") and len({char.isdigit() for char in alphabet}) == 2
+    return digests or len(alphabet) > MAX_ALPHABET
 
 
 def check_rules(source: FilesSource, documents: list[Document], params: RuleParams) -> None:
@@ -195,33 +198,17 @@ def check_rules(source: FilesSource, documents: list[Document], params: RulePara
 def vocabulary(texts: list[str], params: TokenizerParams) -> int:
     """`vocab_size` where it fits the texts, else a size that does, with room for what cleaning takes away from them."""
     try:
-        check_vocabulary(texts, params, whole=True)
+        check_vocabulary(texts, params)
     except VocabularySize as error:
         return max(error.fits * (3 if error.missing else 5) // 4 // VOCAB_MULTIPLE * VOCAB_MULTIPLE, MIN_VOCABULARY)
     return params.vocab_size
 
 
-def check_vocabulary(texts: list[str], params: TokenizerParams, *, whole: bool) -> None:
-    """Train a tokenizer on texts and run its gates; VocabularySize where `vocab_size` does not fit them.
-
-    Of texts that are not `whole`, the rest may hold more to learn, unless a quarter of these gave as much.
-    """
-    texts = beginning(texts, min(params.sample_bytes, LOOK_BYTES))
-    try:
-        gate.check(Tokenizer(train(texts, params)), {"own": texts[:5]}, seed=0)
-    except VocabularySize as error:
-        if whole or not error.missing:
-            raise
-        try:
-            train(texts[::4], params)
-        except VocabularySize as of_quarter:
-            if of_quarter.missing == error.missing:
-                raise error from None
-
-
-def beginning(texts: Iterable[str], max_bytes: int) -> list[str]:
-    """The first texts, up to so many bytes."""
-    return next(in_batches(texts, lambda text: len(text.encode()), max_bytes), [])
+def check_vocabulary(texts: list[str], params: TokenizerParams) -> None:
+    """Train a tokenizer on texts, of many on some, and run its gates; VocabularySize where `vocab_size` does not fit them."""
+    size = sum(len(text.encode()) for text in texts)
+    texts = texts[:: 1 + size // min(params.sample_bytes, LOOK_BYTES)]
+    gate.check(Tokenizer(train(texts, params)), {"own": texts[:5]}, seed=0)
 
 
 def check_size(documents: Iterable[Document]) -> None:

@@ -67,6 +67,15 @@ CORPORA = {
     "poetry": (_lines(lambda: " ".join(_rng.choices(_EN.split(), k=6)), 3000), "prose"),
     "one-line": (_words(_EN, gap=" ", size=300_000).replace("\n", ""), "prose"),
     "dna": (_lines(_drawn("ACGT", "", 70), 3000), "tokens"),
+    "fasta": (
+        _lines(
+            lambda: (
+                f">sp|P{_rng.randint(0, 9999)}|{_rng.choice(_EN.split())}\n{_drawn('ACDEFGHIKLMNPQRSTVWY', '', 80)()}"
+            ),
+            2500,
+        ),
+        "tokens",
+    ),
     "dna-one-line": (_drawn("acgt", "", 200_000)(), "tokens"),
     "protein": (_lines(_drawn("ACDEFGHIKLMNPQRSTVWY", "", 60), 3000), "tokens"),
     "midi": (_lines(_drawn([f"{a}{n}" for a in "nvd" for n in range(128)], " ", 90), 600), "tokens"),

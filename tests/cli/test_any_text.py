@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import random
-from dataclasses import replace
 
 import pytest
 
@@ -13,11 +12,9 @@ from athanor.cli import cli, corpus_gate
 from athanor.cli.alphabet import is_language, script
 from athanor.runtime import presets
 from athanor.runtime.schema import check_file
-from athanor.tokenizer_training.train import VocabularySize
 from tests.cli.any_text import CORPORA
 from tests.cli.test_corpus_gate import BOOK, checked
 from tests.e2e.clone import ROOT
-from tests.evaluation import tiny
 
 
 @pytest.fixture
@@ -60,23 +57,16 @@ def test_a_vocabulary_follows_the_text(propose):
     assert 1024 < sections["tokenizer"].vocab_size < 5000
 
 
-def test_of_a_large_corpus_the_part_that_is_looked_at_is_not_taken_for_all():
-    """Unless it gives no more than a quarter of it: then the rest gives no more either."""
-    params = replace(tiny.PARAMS, vocab_size=8192, sample_bytes=1_000_000)
-    pieces = [BOOK[n : n + 1000] for n in range(0, 8000, 1000)]
-    with pytest.raises(VocabularySize):
-        corpus_gate.check_vocabulary(pieces[:2], params, whole=True)
-    corpus_gate.check_vocabulary(pieces[:2], params, whole=False)
-    with pytest.raises(VocabularySize, match="use 320"):
-        corpus_gate.check_vocabulary(CORPORA["midi"][0].split("\n"), params, whole=False)
-
-
 SHORT = CORPORA["one-line"][0][:23_000]
 REFUSED = {
     "base64": (base64.b64encode(random.Random(3).randbytes(90_000)).decode(), "encoded_data.*kind: tokens"),
     "one line again and again": (
         "".join(f"The same line again, for the {n}th time.\n" for n in range(4000)),
         "rule '.*' would drop.*kind: tokens",
+    ),
+    "pointers of Git LFS": (
+        "".join(f"oid sha256:{random.Random(n).getrandbits(256):064x}\nsize {n}\n\n" for n in range(600)),
+        "encoded_data.*kind: tokens",
     ),
     "23 kB": (SHORT, "one short text are too few: nothing of it can be held out"),
 }
