@@ -117,7 +117,7 @@ def pattern_of(path: Path) -> str:
 def language(texts: Iterable[str]) -> str:
     """A guess by script, or by the function words that are most common; "none" where the text is of no words."""
     samples = [text[:2000] for text in texts]
-    (found, _), *_ = Counter(script(sample) if is_language(sample) else "none" for sample in samples).most_common()
+    found = Counter(map(script, samples)).most_common(1)[0][0]
     if found != "Latin":
         return found
     sample = " ".join(samples)[:400_000]
@@ -125,7 +125,9 @@ def language(texts: Iterable[str]) -> str:
     lists = {"english": ENGLISH, **OTHERS}
     shares = {name: sum(word in known for word in words) / max(len(words), 1) for name, known in _sets(lists).items()}
     best = max(shares, key=lambda name: shares[name])
-    return best.capitalize() if shares[best] > MIN_SHARE_OF_WORDS else "unknown"
+    if shares[best] > MIN_SHARE_OF_WORDS:
+        return best.capitalize()
+    return "unknown" if 2 * sum(map(is_language, samples)) > len(samples) else "none"
 
 
 def _sets(lists: dict[str, str]) -> dict[str, set[str]]:
