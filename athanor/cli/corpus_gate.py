@@ -6,6 +6,7 @@ the beginning of each source of type files, so that a large corpus costs no more
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -13,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import yaml
 
 from athanor.base.errors import InputError
 from athanor.cleaning import rules
@@ -35,12 +35,12 @@ JUDGED = 200  # documents of each source that the rules are tried on
 MIN_TEXT_BYTES = 20_000  # less has no words to learn and nothing to hold out
 # What English alone is measured by, and what other languages and scripts set instead.
 LANGUAGE_SETTINGS = {
-    "english_only": "false",
-    "min_stop_word_fraction": "null",
-    "min_ascii_fraction": "null",
-    "min_letter_fraction": "null",
-    "max_mean_word_chars": "null",
-    "min_words": "1",
+    "english_only": False,
+    "min_stop_word_fraction": None,
+    "min_ascii_fraction": None,
+    "min_letter_fraction": None,
+    "max_mean_word_chars": None,
+    "min_words": 1,
 }
 MAX_ALPHABET = 40  # different letters and digits of a sequence; base64 has 62
 # Of the rows of fine-tuning: exercises are long in the tokens of text that is not like them; 0.119 where each is a byte.
@@ -128,15 +128,11 @@ class Fit:
     """The kind of text and the keys of its rules under which documents stay, and whether they are of another script."""
 
     kind: str
-    settings: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
     script: bool = False
 
-    @property
-    def values(self) -> dict[str, Any]:
-        return {key: yaml.safe_load(value) for key, value in self.settings.items()}
-
     def rules(self, params: RuleParams) -> RuleParams:
-        return replace(params, **{self.kind: replace(getattr(params, self.kind), **self.values)})
+        return replace(params, **{self.kind: replace(getattr(params, self.kind), **self.settings)})
 
 
 def fit(documents: list[Document], params: RuleParams) -> Fit:
@@ -187,7 +183,7 @@ def check_rules(source: FilesSource, documents: list[Document], params: RulePara
     if fitted.kind != source.kind:
         fix = f"for text of no natural language (sequences, events, moves, logs) give the source `kind: {fitted.kind}`"
     elif fitted.settings:
-        lines = ", ".join(f"{key}: {value}" for key, value in fitted.settings.items())
+        lines = ", ".join(f"{key}: {json.dumps(value)}" for key, value in fitted.settings.items())
         fix = f"for text in another language than English add there {lines}; and set sft_data.max_pad_share to {PAD_SHARE}"
     if fitted.script:
         fix += " and classifiers.weak_labels to false, which teach nothing where words are not set apart by spaces"

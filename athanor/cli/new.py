@@ -175,7 +175,7 @@ def proposal(
         texts += [document.text for document in documents]
         size = sum(len(document.text.encode()) for document in documents)
         mixture[source["name"]] = {"share": float(size), "max_epochs": MAX_EPOCHS}
-        for key, value in fitted.values.items():
+        for key, value in fitted.settings.items():
             values["clean", "rules", fitted.kind, key] = value
         if fitted.script:
             values["classifiers", "weak_labels"] = False
