@@ -196,7 +196,9 @@ def vocabulary(texts: list[str], params: TokenizerParams) -> int:
     try:
         check_vocabulary(texts, params)
     except VocabularySize as error:
-        return max(error.fits * (3 if error.missing else 5) // 4 // VOCAB_MULTIPLE * VOCAB_MULTIPLE, MIN_VOCABULARY)
+        size = max(error.fits * (3 if error.missing else 5) // 4 // VOCAB_MULTIPLE * VOCAB_MULTIPLE, MIN_VOCABULARY)
+        params = replace(params, vocab_size=size)
+        check_vocabulary(texts, params)
     return params.vocab_size
 
 

@@ -18,8 +18,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from athanor.base.artifacts import write_text
 from athanor.base.errors import InputError
 from athanor.base.strict import build
@@ -27,7 +25,7 @@ from athanor.cli import corpus_gate, probe
 from athanor.cli.alphabet import is_language, script
 from athanor.quality.language import ENGLISH, OTHERS
 from athanor.runtime.dvc_view import edited_yaml
-from athanor.runtime.schema import check_file, check_values
+from athanor.runtime.schema import check_file
 from athanor.sizing.optimiser import MAX_WARMUP, derive, half_life
 from athanor.sources import select
 from athanor.sources.params import KINDS, FilesSource
@@ -144,7 +142,7 @@ def proposal(
     rules, pretrain = sections["clean"].rules, sections["pretrain"]
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", folder.name).strip("-") or "own"
     sources: list[dict[str, Any]] = []
-    texts: list[str] = []
+    kept: list[Document] = []
     refused: list[InputError] = []
     mixture: dict[str, Any] = {}
     values: dict[tuple[str, ...], Any] = {("sft_data", "max_pad_share"): corpus_gate.PAD_SHARE}
@@ -172,7 +170,7 @@ def proposal(
             refused.append(error)
             continue
         sources.append(source)
-        texts += [document.text for document in documents]
+        kept += documents
         size = sum(len(document.text.encode()) for document in documents)
         mixture[source["name"]] = {"share": float(size), "max_epochs": MAX_EPOCHS}
         for key, value in fitted.settings.items():
@@ -181,7 +179,9 @@ def proposal(
             values["classifiers", "weak_labels"] = False
     if not sources:
         raise refused[0]
-    if (size := corpus_gate.vocabulary(texts, sections["tokenizer"])) != sections["tokenizer"].vocab_size:
+    corpus_gate.check_size(kept)
+    size = corpus_gate.vocabulary([document.text for document in kept], sections["tokenizer"])
+    if size != sections["tokenizer"].vocab_size:
         values["tokenizer", "vocab_size"] = size
     total = sum(entry["share"] for entry in mixture.values())
     # More of a little text is learned by heart: Alice in Wonderland, 152 kB, ends at 2.27 bits per byte after four epochs
@@ -280,12 +280,11 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(
             "lies outside of corpus/, where DVC would see no change of it", where=folder, fix="move it there"
         )
-    edited = edited_yaml(PARAMS.read_text(encoding="utf-8"), values)
-    corpus_gate.check_corpus(check_values(yaml.safe_load(edited)))
     if not args.write:
         print("athanor new --write puts them there; nothing was changed")
         return 0
-    write_text(PARAMS, edited)
+    write_text(PARAMS, edited_yaml(PARAMS.read_text(encoding="utf-8"), values))
+    check_file(PARAMS)
     print(f"written to {PARAMS}; `athanor plan` says what would run, `athanor repro` runs it")
     print(
         "The model is pretrained on this text. What it answers it learns from conversations (instruct.sources), and none"
