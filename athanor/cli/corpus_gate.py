@@ -57,14 +57,15 @@ def check_corpus(sections: Mapping[str, Any]) -> None:
     found: list[Document] = []
     whole = True
     for source in own:
-        documents, complete = read_beginning(source)
+        documents, complete = read_beginning(source, sections["download"].val_fraction)
         whole = whole and complete
         check_rules(source, documents, sections["clean"].rules)
         found += documents
     if len(own) == len(sources):
         if whole:
             check_size(found)
-        texts = [document.text for document in found if mixture[document.source].share > 0]
+        trained_on = (document for document in found if document.split == "train")
+        texts = [document.text for document in trained_on if mixture[document.source].share > 0]
         check_vocabulary(texts, sections["tokenizer"])
     for talks in sections["instruct"].sources:
         if isinstance(talks, MessagesSource) and talks.files:
@@ -79,14 +80,14 @@ def check_conversations(source: MessagesSource) -> None:
             pass
 
 
-def read_beginning(source: FilesSource) -> tuple[list[Document], bool]:
+def read_beginning(source: FilesSource, val_fraction: float = 0.0) -> tuple[list[Document], bool]:
     """The first documents of a source, and whether they are all; InputError for files among them that cannot be read."""
     documents: list[Document] = []
     size, unreadable = 0, select.Unreadable()
     files = globs.find(source.globs)
     for file in files:
         try:
-            for document in select.documents(source, [file], 0.0):
+            for document in select.documents(source, [file], val_fraction):
                 documents.append(document)
                 size += len(document.text)
                 if size > LOOK_BYTES:
@@ -192,12 +193,15 @@ def check_rules(source: FilesSource, documents: list[Document], params: RulePara
 
 
 def vocabulary(texts: list[str], params: TokenizerParams) -> int:
-    """`vocab_size` where it fits the texts, else a size that does, with room for what cleaning takes away from them."""
-    try:
-        check_vocabulary(texts, params)
-    except VocabularySize as error:
-        size = max(error.fits * (3 if error.missing else 5) // 4 // VOCAB_MULTIPLE * VOCAB_MULTIPLE, MIN_VOCABULARY)
-        params = replace(params, vocab_size=size)
+    """`vocab_size` where it fits the texts, and those that remain when some are held out or dropped, else a size that does."""
+    wanted = params.vocab_size
+    for sample in (texts, [text for number, text in enumerate(texts) if number % 4] or texts):
+        try:
+            check_vocabulary(sample, params)
+        except VocabularySize as error:
+            size = error.fits * (3 if error.missing else 5) // 4 // VOCAB_MULTIPLE * VOCAB_MULTIPLE
+            params = replace(params, vocab_size=max(size, MIN_VOCABULARY))
+    if params.vocab_size != wanted:
         check_vocabulary(texts, params)
     return params.vocab_size
 
