@@ -59,16 +59,22 @@ class Examples:
         return "_and_".join(sorted(set(self.origins.values())))
 
 
+def taught(natural: Sequence[Sampled]) -> list[Sampled]:
+    """The documents that weak labels can be made of: words of a language, or code."""
+    return [item for item in natural if item.kind != "tokens"]
+
+
 def quality_examples(sample: Sample, seed: int) -> Examples:
     """Labelled documents; and for every kind of text that has no labels, documents with their corruptions."""
     kinds = {item.kind for item in sample.labelled}
-    origins = {item.kind: LABELLED if item.kind in kinds else WEAK for item in (*sample.natural, *sample.labelled)}
+    natural = taught(sample.natural)
+    origins = {item.kind: LABELLED if item.kind in kinds else WEAK for item in (*natural, *sample.labelled)}
 
     def pairs() -> Iterator[tuple[str, Tag]]:
         for item in sample.labelled:
             text = weak.window(item.text, _rng(seed, "quality", item))
             yield text, (item.side, item.source, item.kind, bool(item.positive), LABELLED)
-        for item in sample.natural:
+        for item in natural:
             if item.kind not in kinds:
                 rng = _rng(seed, "quality", item)
                 text = weak.window(item.text, rng)
@@ -90,7 +96,7 @@ def toxicity_examples(natural: Sequence[Sampled], labelled: Sequence[Sampled], s
             yield item.text[: weak.WINDOW_CHARS], (item.side, item.source, item.kind, bool(item.positive), LABELLED)
 
     def generated_pairs() -> Iterator[tuple[str, Tag]]:
-        for item in natural:
+        for item in taught(natural):
             rng = _rng(seed, "toxicity", item)
             text, test = weak.window(item.text, rng), item.side == TEST
             tag = (item.side, item.source, item.kind)
@@ -99,7 +105,7 @@ def toxicity_examples(natural: Sequence[Sampled], labelled: Sequence[Sampled], s
             yield text, (*tag, False, "natural")
 
     origin = LABELLED if labelled else WEAK
-    kinds = {item.kind for item in (labelled or natural)}
+    kinds = {item.kind for item in (labelled or taught(natural))}
     min_words = 1 if labelled else MIN_WORDS
     return _examples(
         labelled_pairs() if labelled else generated_pairs(), dict.fromkeys(kinds, origin), "toxicity", min_words

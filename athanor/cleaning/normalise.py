@@ -3,7 +3,7 @@
 Every kind: line ends become \\n, control characters other than \\n and \\t go,
 byte order marks at the start go, U+2581 becomes "_" because SentencePiece
 cannot carry it, surrogates are joined or, alone, become U+FFFD. That is all
-that happens to code, whose bytes have meaning. The other kinds are also
+that happens to code and tokens, whose bytes have meaning. The other kinds are also
 repaired where UTF-8 was once read as Windows-1252 or Latin-1, and composed to
 NFC, so that one character has one spelling.
 
@@ -17,6 +17,7 @@ import re
 import unicodedata
 
 BOM = "\ufeff"
+AS_FOUND = ("code", "tokens")  # kinds of text
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # UTF-8 read as Latin-1. What holds a control character was never anything else; without one it is in MISREAD.
@@ -52,10 +53,10 @@ def normalise(text: str, kind: str) -> str:
     if not text.isascii():
         if _SURROGATE.search(text):
             text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-        while kind != "code" and (repaired := _LATIN1.sub(_as_utf8, text)) != text:
+        while kind not in AS_FOUND and (repaired := _LATIN1.sub(_as_utf8, text)) != text:
             text = repaired
     text = _CONTROL.sub("", text).lstrip(BOM).replace("\u2581", "_")
-    if kind == "code" or text.isascii():
+    if kind in AS_FOUND or text.isascii():
         return text
     while True:  # one repair may uncover another (text misread twice); each makes the text shorter, so this ends
         repaired = _MISREAD.sub(lambda match: MISREAD[match[0]], text).lstrip(BOM)

@@ -51,7 +51,7 @@ class KindRules:
     max_top_4gram_fraction: float | None = share(None)
     max_repeated_5gram_fraction: float | None = share(None)
     max_repeated_10gram_fraction: float | None = share(None)
-    max_consecutive_repeats: int = param(
+    max_consecutive_repeats: int | None = param(
         min=1, max=31, default=31
     )  # of any n-gram; a lower limit hits tables and lyrics
     min_turns: int | None = param(min=0, max=1_000_000, default=None)  # lines that begin with a speaker and a colon
@@ -209,6 +209,10 @@ class RuleParams:
         min_speakers=2,
         max_short_turn_fraction=0.5,
     )
+    # DNA, SMILES, MIDI, chess moves, logs: what has an alphabet and an order of its own, and no words or sentences
+    tokens: KindRules = KindRules(
+        min_words=0, max_bytes=4_000_000, max_misread_fraction=0.005, english_only=False, max_consecutive_repeats=None
+    )
 
 
 @dataclass(frozen=True)
@@ -233,6 +237,7 @@ class PiiKinds:
     math: PiiParams = PiiParams()
     qa: PiiParams = PiiParams()
     dialogue: PiiParams = PiiParams()
+    tokens: PiiParams = PiiParams(phone=False)  # runs of digits mean something else there
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ those delete lines, these judge the document, so what stays is as it was.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -172,7 +173,7 @@ _HIGH = bytes(range(128, 256))
 _CONTINUATION = bytes(range(128, 192))
 
 _BULLETS = ("- ", "* ", "+ ", "• ", "‣ ", "▪ ", "◦ ", "● ")
-_ENDS = ".!?…\"'”’"  # of a sentence or a quotation
+_ENDS = ".!?…\"'”’»。！？」』۔؟।॥።"  # of a sentence or a quotation
 _COMMENTS = ("# ", "//", "/*", "* ", "*/", "-- ", "; ", ";;", "% ", "#!", '"""', "'''", "<!--")
 JUDGED_LINES = 5  # a share among fewer lines, which may be long paragraphs, means nothing
 SHORT_LINE_CHARS = 30  # FineWeb's (Penedo et al. 2024)
@@ -206,8 +207,10 @@ def characters(text: str) -> tuple[float, ...]:
     if not text.isascii():
         non_ascii = [char for char in text if char > "\x7f"]
         high = sum(not char.isspace() for char in non_ascii)
-        letters += sum(map(str.isalpha, non_ascii))
-        symbols += sum(not char.isalnum() and not char.isspace() for char in non_ascii)
+        # Vowel signs of Hindi and Thai are marks (M) on a letter; the stops and quotes of any script (P) are no symbols.
+        categories = [unicodedata.category(char)[0] for char in non_ascii]
+        letters += categories.count("L") + categories.count("M")
+        symbols += categories.count("S") + categories.count("C")
         misread = non_ascii.count("\ufffd")
         count -= len(non_ascii) - high
     count = max(count, 1)

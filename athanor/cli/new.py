@@ -1,6 +1,6 @@
 """Look at your own text, a folder or a file: what it holds, what can be read, and the lines of params.yaml that train on it.
 
-    python -m athanor new FOLDER|FILE [--encoding NAME] [--template '{QUESTION} {ANSWER}'] [--write]
+    python -m athanor new FOLDER|FILE [--encoding NAME] [--template '{QUESTION} {ANSWER}'] [--kind KIND] [--write]
 
 Prints a table by type of file, with what cannot be read and why, what is not UTF-8, equal documents and a guess at the
 language, and then the lines. --write puts them into params.yaml; the default's own text is no longer a source then. A folder
@@ -14,61 +14,71 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from filecmp import cmp
 from glob import escape
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from athanor.base.artifacts import write_bytes, write_text
 from athanor.base.errors import InputError
+from athanor.base.strict import build
 from athanor.cli import corpus_gate, probe
+from athanor.cli.alphabet import is_language, script
 from athanor.cli.look import MOST_NAMED, Ending, kind_of, look, nothing_read, repeating, table, tell_unread
 from athanor.quality.language import ENGLISH, OTHERS
 from athanor.runtime import untracked
 from athanor.runtime.dvc_view import edited_yaml
-from athanor.runtime.schema import check_file
+from athanor.runtime.schema import check_file, check_values
 from athanor.sizing.optimiser import MAX_WARMUP, derive, half_life
+from athanor.sources.params import KINDS, FilesSource
 from athanor.text import globs
+from athanor.text.documents import Document
 from athanor.text.encodings import DETECT
 
-PARAMS = Path("params.yaml")
+PARAMS, FITTED = Path("params.yaml"), "own-text"
 UNKNOWN_LEFT_OUT = ("battery", "categories")
 MAX_EPOCHS = 4.0
 BYTES_PER_TOKEN = 4  # of prose in languages of Latin script, about
-MIN_SHARE_OF_WORDS = 0.05  # function words of a language, for a guess
-SCRIPTS = {
-    "Chinese or Japanese": "[\u3040-\u30ff\u4e00-\u9fff]",
-    "Korean": "[\uac00-\ud7af]",
-    "Cyrillic": "[\u0400-\u04ff]",
-}
-SCRIPTS |= {"Greek": "[\u0370-\u03ff]", "Arabic": "[\u0600-\u06ff]", "Hebrew": "[\u0590-\u05ff]"}
+MIN_SHARE_OF_WORDS = 0.15  # function words of a language, for a guess
 
 
 def language(texts: Iterable[str]) -> str:
-    """A guess by script, or by the function words that are most common."""
-    sample = " ".join(text[:2000] for text in texts)[:400_000]
-    letters = sum(character.isalpha() for character in sample)
-    for name, pattern in SCRIPTS.items():
-        if letters and len(re.findall(pattern, sample)) > letters / 3:
-            return name
+    """A guess by script, or by the function words that are most common; "none" where the text is of no words."""
+    samples = [text[:2000] for text in texts]
+    found = Counter(map(script, samples)).most_common(1)[0][0]
+    if found != "Latin":
+        return found
+    sample = " ".join(samples)[:400_000]
     words = re.findall(r"\w+", sample.lower())
     lists = {"english": ENGLISH, **OTHERS}
     shares = {name: sum(word in known for word in words) / max(len(words), 1) for name, known in _sets(lists).items()}
     best = max(shares, key=lambda name: shares[name])
-    return best.capitalize() if shares[best] > MIN_SHARE_OF_WORDS else "unknown"
+    if shares[best] > MIN_SHARE_OF_WORDS:
+        return best.capitalize()
+    return "unknown" if 2 * sum(map(is_language, samples)) > len(samples) else "none"
 
 
 def _sets(lists: dict[str, str]) -> dict[str, set[str]]:
     return {name: set(words.split()) for name, words in lists.items()}
 
 
-def proposal(folder: Path, found: dict[str, Ending], sections: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
-    """Places in params.yaml and what should stand there."""
+def proposal(
+    folder: Path, found: dict[str, Ending], sections: Mapping[str, Any], wanted: str | None = None
+) -> tuple[dict[tuple[str, ...], Any], list[InputError]]:
+    """Places in params.yaml and what should stand there; and why a kind of text is left out, if another remains.
+
+    Text that is no code is of the kind that is `wanted`, else prose, or tokens where it is in no natural language.
+    """
     rules, pretrain = sections["clean"].rules, sections["pretrain"]
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", folder.name).strip("-") or "own"
     sources: list[dict[str, Any]] = []
+    kept: list[Document] = []
+    refused: list[InputError] = []
     mixture: dict[str, Any] = {}
-    values: dict[tuple[str, ...], Any] = {}
+    values: dict[tuple[str, ...], Any] = {("sft_data", "max_pad_share"): corpus_gate.PAD_SHARE}
     for kind in ("prose", "code"):
         chosen = {pattern: ending for pattern, ending in sorted(found.items()) if kind_of(ending) == kind}
         if not chosen:
@@ -82,17 +92,30 @@ def proposal(folder: Path, found: dict[str, Ending], sections: Mapping[str, Any]
         }
         if any(ending.files > ending.read for ending in chosen.values()):
             source["on_unreadable"] = "skip"
-        sources.append(source)
         documents = [document for ending in chosen.values() for document in ending.documents]
+        if wanted and kind == "prose":
+            documents = [replace(document, kind=wanted) for document in documents]
+        fitted = corpus_gate.fit(documents, rules)
+        source["kind"] = fitted.kind
+        try:
+            corpus_gate.check_rules(build(FilesSource, source, "own"), documents, fitted.rules(rules))
+        except InputError as error:
+            refused.append(error)
+            continue
+        sources.append(source)
+        kept += documents
         size = sum(len(document.text.encode()) for document in documents)
         mixture[source["name"]] = {"share": float(size), "max_epochs": MAX_EPOCHS}
-        settings, other_script = corpus_gate.language_settings(corpus_gate.verdicts(documents, rules))
-        for key in settings:
-            values["clean", "rules", kind, key] = False if key == "english_only" else None
-        if settings:
-            values["sft_data", "max_pad_share"] = corpus_gate.PAD_SHARE
-        if other_script:
+        for key, value in fitted.settings.items():
+            values["clean", "rules", fitted.kind, key] = value
+        if fitted.script:
             values["classifiers", "weak_labels"] = False
+    if not sources:
+        raise refused[0]
+    corpus_gate.check_size(kept)
+    size = corpus_gate.vocabulary([document.text for document in kept], sections["tokenizer"])
+    if size != sections["tokenizer"].vocab_size:
+        values["tokenizer", "vocab_size"] = size
     total = sum(entry["share"] for entry in mixture.values())
     # More of a little text is learned by heart: Alice in Wonderland, 152 kB, ends at 2.27 bits per byte after four epochs
     # of 130,000 tokens, and at 3.80 after the default's 1,000,000.
@@ -113,7 +136,7 @@ def proposal(folder: Path, found: dict[str, Ending], sections: Mapping[str, Any]
     categories = sections["battery"].categories
     if categories.keys() > {"unknown"}:
         values[UNKNOWN_LEFT_OUT] = {name: count for name, count in categories.items() if name != "unknown"}
-    return {("download", "sources"): sources, ("mixture", "sources"): mixture, **values}
+    return {("download", "sources"): sources, ("mixture", "sources"): mixture, **values}, refused
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -122,6 +145,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         "--encoding", metavar="NAME", help="of files that are not UTF-8, where it is not sure: cp1251, gb18030"
     )
     parser.add_argument("--template", help="the text of a row of several columns: '{QUESTION} {ANSWER}'")
+    parser.add_argument("--kind", choices=KINDS, help="of what is no code: whose rules hold; found out if left out")
     parser.add_argument("--write", action="store_true", help="put the lines into params.yaml")
 
 
@@ -154,9 +178,13 @@ def run(args: argparse.Namespace) -> int:
         f"\n{size:,} bytes of text in {len(documents):,} pieces, {len(documents) - len(copies):,} of them copies of others;"
     )
     print(f"perhaps {size // BYTES_PER_TOKEN:,} tokens; language: {language(prose) if prose else 'code'}")
+    corpus_gate.check_size(documents)
     sections = check_file(PARAMS)
     glob = Path(escape(target.as_posix()))
-    values = proposal(glob.with_suffix("") if place.is_file() else glob, found, sections)
+    own = glob.with_suffix("") if place.is_file() else glob
+    values, refused = proposal(own, found, sections, args.kind)
+    for error in refused:
+        print(f"left out: {error}")
     encodings = {guess.encoding for ending in found.values() if ending.read for guess in ending.guesses.values()}
     if len(encodings) == 1:
         given |= {"encoding": encodings.pop()}
@@ -164,7 +192,11 @@ def run(args: argparse.Namespace) -> int:
         given |= {"encoding": DETECT}
     for source in values["download", "sources"]:
         source |= given | ({"globs": [glob.as_posix()]} if place.is_file() else {})
-        if any(ending.errors.errors for ending in found.values() if kind_of(ending) == source["kind"]):
+        if any(
+            ending.errors.errors
+            for ending in found.values()
+            if (kind_of(ending) == "code") == (source["kind"] == "code")
+        ):
             source["on_unreadable"] = "skip"  # of some files not every row can be read
     lines: dict[str, Any] = {}
     for path, value in values.items():
@@ -182,7 +214,6 @@ def run(args: argparse.Namespace) -> int:
         print(
             "and battery.categories without 'unknown': its questions on people, places and books may be answered by this text\n"
         )
-    corpus_gate.check_size(sum({d.id: len(d.text.encode()) for d in documents}.values()), len(copies))
     if target == place and not is_below:
         fix = f"cp -r '{place}' corpus/ && athanor new 'corpus/{place.resolve().name}' --write"
         raise InputError("lies outside of corpus/, where DVC would see no change of it", where=place, fix=fix)
@@ -190,15 +221,21 @@ def run(args: argparse.Namespace) -> int:
         copied = f"copies it to {target} and " if target != place else ""
         print(f"athanor new --write {copied}puts them there; nothing was changed")
         return 0
+    edited = edited_yaml(PARAMS.read_text(encoding="utf-8"), values)
+    check_values(yaml.safe_load(edited))
     if target != place:
         copy(place, target)
-    write_text(PARAMS, edited_yaml(PARAMS.read_text(encoding="utf-8"), values))
-    check_file(PARAMS)
+    write_text(PARAMS, edited)
     print(f"written to {PARAMS}; `athanor plan` says what would run, `athanor repro` runs it")
     print(
-        "The model is pretrained on this text. What it answers it learns from conversations (instruct.sources), and none"
+        "The model is pretrained on this text, and `athanor chat --model base` continues yours. What it answers it learns"
     )
-    print("of them is about this text: docs/own-data.md, 'Answers about your text', says how to add some.")
+    print(
+        "from conversations (instruct.sources), and none of them is about this text: docs/own-data.md, 'Answers about your"
+    )
+    print(
+        f"text', says how to add some. Fine-tuning that fits them: `athanor preset use {FITTED}`, then this command again."
+    )
     if reminder := untracked.reminder(target):
         print(reminder)
     return 0

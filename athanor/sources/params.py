@@ -13,7 +13,7 @@ from athanor.text.checks import COLUMN_NAME
 from athanor.text.encodings import check_encoding
 
 MAX = 2**62
-KINDS = ("web", "prose", "code", "math", "qa", "dialogue")
+KINDS = ("web", "prose", "code", "math", "qa", "dialogue", "tokens")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,7 @@ SCHEMA = pa.schema(
         ("id", pa.string()),  # content hash of text, 32 hex digits
         ("text", pa.large_string()),
         ("source", pa.string()),  # name of the source in params.yaml
-        ("kind", pa.string()),  # one of KINDS
+        ("kind", pa.string()),  # one of sources.params.KINDS
         ("license", pa.string()),  # SPDX expression, or "unknown"
         ("split", pa.string()),  # train or val, decided once, at download
         ("meta", pa.string()),  # JSON object
@@ -43,7 +43,6 @@ SCHEMA = pa.schema(
 INDEX = b"athanor.index"  # key in an index's Parquet footer; the value is JSON: folder, text_column, files, ...
 INDEX_SCHEMA = pa.schema([column for column in SCHEMA if column.name != "text"])
 NEIGHBOURHOOD = "neighbourhood"  # in the meta of a piece of a long text: what is on one side of every split with it
-KINDS = ("web", "prose", "code", "math", "qa", "dialogue")
 # Of text; about 12 MB on disk. A shard is the unit of parallel work and of what an interruption costs.
 SHARD_BYTES = 32_000_000
 

@@ -308,7 +308,7 @@ def truncated(text: str) -> bool:
         return last.count("(") > last.count(")") and not last.rstrip().endswith(tuple(_TERMINAL))
     if last.rstrip("*_ ")[-1:] in ",:;(-—–[{&+=/":
         return True
-    if last[-1] in "\"'`”’»)]}":
+    if last[-1] in "\"'`”’»)]}" or core[-1] > "\u024f":  # other scripts set words apart and end sentences otherwise
         return False
     words = re.findall(r"[\w'’]+", core)
     if words and words[-1].replace("’", "'") in _FUNCTION_WORDS:

@@ -8,6 +8,7 @@ from athanor.base.errors import ParamsError
 from athanor.base.strict import param
 
 VOCAB_MULTIPLE = 64
+MIN_VOCABULARY = 320  # every text fills it (train.py)
 # Of training, for each byte of the sample: 11 to 17 measured (docs/decisions.md), and the text itself.
 MEMORY_FACTOR = 16
 
@@ -19,7 +20,7 @@ class TokenizerParams:
     Training takes about 16 bytes of memory for each byte of the sample, so `sample_bytes` bounds both.
     """
 
-    vocab_size: int = param(min=320, max=1 << 20)  # a multiple of 64, all kinds of ids counted
+    vocab_size: int = param(min=MIN_VOCABULARY, max=1 << 20)  # a multiple of 64, all kinds of ids counted
     sample_bytes: int = param(
         min=1000
     )  # UTF-8 bytes of training text it is trained on at most; 16 times as much memory

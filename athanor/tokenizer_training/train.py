@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from athanor.base.errors import InputError, ParamsError
 from athanor.base.work import Facts
 from athanor.tokenizer import chat
 from athanor.tokenizer import tokenizer as tk
-from athanor.tokenizer_training.params import MEMORY_FACTOR, VOCAB_MULTIPLE, TokenizerParams
+from athanor.tokenizer_training.params import MEMORY_FACTOR, MIN_VOCABULARY, VOCAB_MULTIPLE, TokenizerParams
 
 # The trainer drops longer sentences without a word, so lines are cut below it:
 # 4096 characters are at most 16384 bytes.
@@ -33,6 +34,19 @@ LINE_CHARS = 4096
 # holds U+2585), NUL ends a C string. The last two keep "<|" and "|>" from
 # becoming pieces: then no merge of learned pieces can spell a control symbol.
 _SEPARATORS = re.compile("[\n\t\0\u2581\u2585]|(?<=<)(?=\\|)|(?<=\\|)(?=>)")
+
+# Where spaces are fewer, `character_coverage` (0.98 at least) may drop the mark that stands for them, and no space
+# would come back from its ids. It is required by name then, which the model records: so not where it needs no naming.
+SPACE_SHARE = 0.03
+_PRINTABLE = tuple(map(chr, range(0x21, 0x7F)))
+
+
+class VocabularySize(ParamsError):
+    """The vocabulary does not fit the text. `fits` is the nearest size that does; `missing` ids have no piece."""
+
+    def __init__(self, what: str, fits: int, fix: str, missing: int = 0) -> None:
+        super().__init__(what, where="tokenizer.vocab_size", fix=fix)
+        self.fits, self.missing = fits, missing
 
 
 def check_memory(sample_bytes: int, free_bytes: int) -> int:
@@ -55,11 +69,25 @@ def training_lines(texts: Iterable[str]) -> Iterator[str]:
                 yield line[start : start + LINE_CHARS]
 
 
-def train(texts: Iterable[str], params: TokenizerParams) -> bytes:
+def train(texts: Sequence[str], params: TokenizerParams) -> bytes:
     """Train on `texts`; returns the model proto.
 
-    InputError if there is no text; ParamsError if the vocabulary does not fit it, with the size that would.
+    InputError if there is no text; VocabularySize if the vocabulary does not fit it. The smallest vocabulary fits
+    every text: ASCII characters take the ids that its pieces leave, those first that the text has least of.
     """
+    rare_spaces = sum(text.count(" ") for text in texts) <= SPACE_SHARE * sum(map(len, texts))
+    required, filler = tk.SPACE_MARK if rare_spaces else "", ""
+    while True:
+        try:
+            return _train(texts, params, required + filler)
+        except VocabularySize as error:
+            if not error.missing or params.vocab_size > MIN_VOCABULARY or len(filler) == len(_PRINTABLE):
+                raise
+            counts = Counter("".join(texts))
+            filler = "".join(sorted(_PRINTABLE, key=lambda char: counts[char])[: len(filler) + error.missing])
+
+
+def _train(texts: Iterable[str], params: TokenizerParams, required: str) -> bytes:
     model = io.BytesIO()
     try:
         spm.SentencePieceTrainer.train(
@@ -89,6 +117,7 @@ def train(texts: Iterable[str], params: TokenizerParams) -> bytes:
             control_symbols=[*tk.ROLE_PIECES.values(), tk.STOP],
             user_defined_symbols=[tk.NEWLINE, tk.TAB],
             minloglevel=2,
+            **({"required_chars": required} if required else {}),  # an empty one changes the model's bytes
         )
     except RuntimeError as error:
         raise _explained(str(error), params.vocab_size) from None
@@ -97,22 +126,16 @@ def train(texts: Iterable[str], params: TokenizerParams) -> bytes:
 
 def _explained(message: str, vocab_size: int) -> Exception:
     """The trainer's error in our words; its messages name the sizes that would work."""
-    where = "tokenizer.vocab_size"
     if match := re.search(r"too high \(\d+\)\. Please set it to a value <= (\d+)", message):
         max_size = int(match[1])
-        feasible = max_size // VOCAB_MULTIPLE * VOCAB_MULTIPLE
-        return ParamsError(
-            f"{vocab_size} is more than the text supports, which is {max_size}",
-            where=where,
-            fix=f"use {feasible} or less, or add text",
-        )
+        fits = max(max_size // VOCAB_MULTIPLE * VOCAB_MULTIPLE, MIN_VOCABULARY)
+        what = f"{vocab_size} is more than the text supports, which is {max_size}"
+        fix = f"use {fits}{' or less' if fits > MIN_VOCABULARY else ''}, or add text"
+        return VocabularySize(what, fits, fix, vocab_size - max_size)
     if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
-        min_size = -(-int(match[1]) // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
-        return ParamsError(
-            f"{vocab_size} has no room for the {match[1]} ids that every character needs",
-            where=where,
-            fix=f"use {min_size} or more, or lower tokenizer.character_coverage",
-        )
+        fits = -(-int(match[1]) // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+        what = f"{vocab_size} has no room for the {match[1]} ids that every character needs"
+        return VocabularySize(what, fits, f"use {fits} or more, or lower tokenizer.character_coverage")
     if "sentences_.empty()" in message:
         return InputError("no text to train on", where="tokenizer sample", fix="check data/clean and mixture.sources")
     return InputError(f"SentencePiece failed: {message}", where="tokenizer training")

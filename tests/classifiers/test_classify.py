@@ -13,7 +13,7 @@ from scipy.sparse import csr_matrix
 
 from athanor.base.errors import GateError
 from athanor.classifiers import card, train, weak
-from athanor.classifiers.sample import Reservoir, Sampled, hashed, sample, side_of
+from athanor.classifiers.sample import Reservoir, Sample, Sampled, hashed, sample, side_of
 from athanor.quality import heuristics
 from athanor.quality.model import BUCKETS, SCHEME, UNIT, Linear, features, matrix
 from athanor.text.documents import Document, write_shards
@@ -286,3 +286,16 @@ def test_few_documents_do_not_prove_that_scores_follow_the_length() -> None:
     scores["quality"]["all"] = -0.9
     with pytest.raises(GateError, match="correlates -0.90"):
         card.check("quality", facts | {"length_documents": {"all": 45}}, 0.8, 0.5)
+
+
+def test_weak_labels_are_made_of_words_and_code_and_of_no_sequences():
+    text = "\n".join(f"n{number} v80 d24" for number in range(100))
+    natural = [dataclasses.replace(item(n, 1), text=f"{n} {text}", kind="tokens", side="train") for n in range(9)]
+    for make in (
+        lambda found: train.quality_examples(Sample(found, []), 1),
+        lambda found: train.toxicity_examples(found, [], 1),
+    ):
+        with pytest.raises(train.TooFew, match="no document"):
+            make(natural)
+        words = [dataclasses.replace(row, kind="prose") for row in natural]
+        assert set(make([*natural, *words]).origins) == {"prose"}

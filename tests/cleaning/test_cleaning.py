@@ -19,8 +19,9 @@ from athanor.cleaning.funnel import IN, OUT, Funnel
 from athanor.cleaning.params import CleanParams
 from athanor.quality.model import Scorer
 from athanor.runtime import presets
+from athanor.sources.params import KINDS
 from athanor.text.conversations import Item, Message
-from athanor.text.documents import KINDS, Document
+from athanor.text.documents import Document
 from athanor.words.decontaminate import ItemIndex
 from tests.cleaning.test_rules_fuzz import hostile
 from tests.cleaning.world import Result, clean, write_scorer

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from athanor.base.errors import GateError
 from athanor.cleaning.measuring import check_indents
 from athanor.cleaning.normalise import MISREAD, indents, misread_count, normalise
-from athanor.text.documents import KINDS
+from athanor.sources.params import KINDS
 
 # Text that a corpus may hold: no lone surrogates; white space, control and misread characters often.
 CHARACTERS = st.characters(exclude_categories=["Cs"])

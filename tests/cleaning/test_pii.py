@@ -16,7 +16,7 @@ from athanor.base.strict import load_section
 from athanor.cleaning import pii
 from athanor.cleaning.normalise import indents
 from athanor.cleaning.params import CleanParams, PiiParams
-from athanor.text.documents import KINDS
+from athanor.sources.params import KINDS
 from tests.e2e.clone import ROOT
 
 ALL = PiiParams(email=True, ip=True, phone=True, card=True, key=True)

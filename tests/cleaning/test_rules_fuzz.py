@@ -12,7 +12,7 @@ from athanor.base.strict import load_section
 from athanor.cleaning import pii, rules
 from athanor.cleaning.normalise import indents, normalise
 from athanor.cleaning.params import CleanParams, PiiParams
-from athanor.text.documents import KINDS
+from athanor.sources.params import KINDS
 from athanor.words.words import tokenise
 from tests.e2e.clone import ROOT
 

@@ -55,6 +55,7 @@ def checked(
     values["download"]["sources"] = [{"type": "files", "name": "own", "globs": [f"{folder}/*"], **(source or {})}]
     values["mixture"]["sources"] = {"own": {"share": 1.0, "max_epochs": 4.0}}
     values["clean"]["rules"]["prose"] |= rules or {}
+    values["tokenizer"]["vocab_size"] = 448
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
     check_corpus(check_values(values))

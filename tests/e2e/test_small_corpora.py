@@ -19,7 +19,12 @@ from typing import Any
 import pytest
 
 from athanor.base.errors import AthanorError
+from athanor.base.strict import read_yaml
+from athanor.cli import cli
 from athanor.runtime import presets
+from athanor.text.documents import read_sources
+from athanor.tokenizer.tokenizer import Tokenizer
+from tests.cli.any_text import CORPORA
 from tests.e2e.clone import ROOT, STAGES
 from tests.stages.conftest import run_stage, settle
 
@@ -119,6 +124,23 @@ def test_another_language_ends_well_with_the_two_settings(project):
     project.params["clean"]["rules"]["prose"] |= {"english_only": False, "min_stop_word_fraction": None}
     project.params["sft_data"]["max_pad_share"] = 0.15  # English exercises are long in the tokens of another language
     assert list(project.run())[-1] == "export"
+
+
+@pytest.mark.parametrize("name", ("chinese", "midi"))
+def test_what_new_writes_for_text_without_words_ends_well(name, project):
+    project.write({"text.txt": CORPORA[name][0]})
+    Path("params.yaml").write_text(presets.complete(ROOT / "presets" / "micro.yaml"), encoding="utf-8")
+    assert cli.call("new", ["corpus/own", "--write"]) == 0
+    project.params = read_yaml("params.yaml")
+    for section, values in SETTINGS.items():
+        project.params[section] |= values
+    assert list(project.run())[-1] == "export"
+    tokenizer, documents = Tokenizer.load("models/tokenizer"), list(read_sources("data/clean/train"))
+    assert sum(len(document.text) for document in documents) > 0.6 * len(
+        CORPORA[name][0]
+    )  # of three parts one is held out
+    for document in documents:
+        assert tokenizer.decode(tokenizer.encode(document.text)) == document.text
 
 
 def test_a_folder_of_code_alone_ends_well(project):

@@ -70,7 +70,11 @@ def test_answers_of_any_content_are_judged_and_quickly(name):
 
 @pytest.mark.parametrize(
     "answer",
-    ['def has_buffer(items):\n    return "buffer" in items', "303 See Other", "(-15, '')", "b'\\x00\\x01\\t'"],
+    [
+        *('def has_buffer(items):\n    return "buffer" in items', "303 See Other", "(-15, '')", "b'\\x00\\x01\\t'"),
+        *("คนทำขนมปังเปิดประตูและผู้หญิงนับปลาใส่ตะกร้าที่ตลาดริมทะเล", "पुराना शहर समुद्र के किनारे धीरे से जागता है और नावें चलती हैं।"),
+        "старый город у моря просыпается медленно и лодки стучат о причал",
+    ],
 )
 def test_whole_answers_that_once_counted_as_cut(answer):
     assert not habits.truncated(answer)

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 
 import pytest
 
 from athanor.base.errors import InputError, ParamsError
 from athanor.base.strict import build
 from athanor.tokenizer.tokenizer import Tokenizer
+from athanor.tokenizer_training import gate
 from athanor.tokenizer_training.params import TokenizerParams
 from athanor.tokenizer_training.train import MAX_SENTENCE_BYTES, train, training_lines
 
@@ -65,3 +67,36 @@ def test_control_symbols_in_the_text_are_never_learned(tokenizer_params, corpus)
     model = Tokenizer(train(poisoned, tokenizer_params))
     learned = {model.processor.id_to_piece(i) for i in range(model.vocab_size)} - set(model.control_ids)
     assert not [piece for piece in learned if "<|" in piece or "|>" in piece]
+
+
+def _drawn(atoms: str | list[str], count: int, glue: str = "") -> str:
+    return glue.join(random.Random(3).choices(atoms, k=count))
+
+
+ALPHABETS = {
+    "Chinese without a space": (_drawn("春天来了他走进花园没有人说话雨下了一夜。", 40_000), 512),
+    "one space in 40,000 characters": (_drawn("春天来了他走进花园没有人说话雨下了一夜。", 40_000) + " a", 512),
+    "Thai": (_drawn("กขคงจฉชซทนบปผพมยรลวสหอะาิีุู่้", 40_000), 512),
+    "DNA": (_drawn("ACGT", 40_000), 512),
+    "MIDI, whose digits never merge": (_drawn([f"{a}{n}" for a in "nvd" for n in range(128)], 20_000, " "), 320),
+    "Braille": (_drawn("\u2801\u2803\u2809", 20_000), 320),
+    "one letter": ("a" * 20_000, 320),
+    "every rare character once": ("ab" * 500_000 + "".join(map(chr, range(0x21, 0x7F))), 320),
+}
+
+
+@pytest.mark.parametrize("name", ALPHABETS)
+def test_any_alphabet_gives_a_tokenizer_that_passes_every_gate(name, tokenizer_params):
+    """What the pipeline needs, such as the space of its own prompts, is not asked of the text."""
+    text, size = ALPHABETS[name]
+    tokenizer = Tokenizer(train([text], dataclasses.replace(tokenizer_params, vocab_size=size)))
+    assert tokenizer.vocab_size == size
+    gate.check(tokenizer, {"own": [text[:20_000]]}, seed=1)
+
+
+def test_the_size_advised_to_a_small_alphabet_is_one_that_is_allowed(tokenizer_params):
+    """The advice was 256, which the params refused for being below 320."""
+    text, _ = ALPHABETS["MIDI, whose digits never merge"]
+    with pytest.raises(ParamsError, match="is more than the text supports.*use 320, or add text") as caught:
+        train([text], tokenizer_params)
+    train([text], dataclasses.replace(tokenizer_params, vocab_size=caught.value.fits))
