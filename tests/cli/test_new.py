@@ -68,7 +68,7 @@ def test_a_mixed_folder_in_one_go(project, capsys):
     assert code.globs == ("corpus/my notes/**/*.py",) and "corpus/my notes/**/Makefile" in prose.globs
     assert sections["mixture"].sources.keys() == {"my-notes", "my-notes-code"}
     assert "unknown" not in sections["battery"].categories and "addition" in sections["battery"].categories
-    assert "none\nof them is about this text" in out
+    assert "none of them is about this text" in out
     # About sixty kilobytes, four times, and not the default's million tokens, which would be learned by heart.
     pretrain = sections["pretrain"]
     assert 50_000 <= pretrain.tokens <= 70_000
