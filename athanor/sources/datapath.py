@@ -1,7 +1,7 @@
 """What the data path needs, from the bytes of text alone: files, disk, memory and time of each stage.
 
-The factors were measured by `python -m tools.bench_data.scale` (6 shards of 32 MB, 66,622 documents) but for those
-that name another place.
+The factors were measured by `python -m tools.bench_data.scale` (6 and 532 shards of 32 MB; docs/benchmarks.md, "Size")
+but for those that name another place.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ TEXT_OF_TOKEN = 4.2  # bytes
 MEASURED, WORK, SPOOLED, SHARDED = 660, 620, 24, 9
 # Bytes of memory: coordinators with their libraries, and of a document; workers with a full shard.
 BASE = 300e6
-DOCUMENT_MEMORY = {"clean": 8, "train-tokenizer": 40, "shard": 60}
-WORKER_MEMORY = {"download": 300e6, "clean": 400e6, "shard": 160e6}
+# `clean` holds 18 kB a shard and one row group of text, so 2 bytes for each of the 11,000 documents of a shard.
+DOCUMENT_MEMORY = {"clean": 2, "train-tokenizer": 40, "shard": 60}
+WORKER_MEMORY = {"download": 300e6, "clean": 500e6, "shard": 160e6}
 SAMPLE_MEMORY = {"train-classifiers": 32, "train-tokenizer": 16}  # of a byte of the sample (docs/decisions.md)
 # MB of text for each CPU-second, of real text (docs/benchmarks.md): by the workers, and of what one process does.
 PARALLEL = {"download": 28.0, "clean": 2.86, "shard": 5.3}
