@@ -89,7 +89,7 @@ def choose(
     for name in OWN_HABITS:
         exceptions[name] = (*exceptions[name], *own)
     # In this order, or an exact copy would stay in the source that is read first and not in the better one.
-    best = [*own, *params.source_priority]
+    best = [*reversed(own), *params.source_priority]
     remaining = one_source_each(drop_habits(conversations, exceptions, dropped), best, dropped)
     remaining = deduplicate(remaining, {name: source.max_copies for name, source in sources.items()}, dropped)
     remaining = agree(remaining, own, dropped)
@@ -219,7 +219,13 @@ def own_caps(rows: Sequence[Encoded], params: SftDataParams, own: Sequence[str])
         if row.source in own and row.conversation.split == "train"
     )
     asked = {name: source.times_own for name, source in params.sources.items() if source.times_own is not None}
-    return {name: int(times * size) for name, times in asked.items()} if size else {}
+
+    def cap(name: str, times: float) -> int:
+        source = params.sources[name]
+        bound = int(times * size / max(source.repeats + source.follow_ups, 1))
+        return bound if source.max_supervised_tokens is None else min(bound, source.max_supervised_tokens)
+
+    return {name: cap(name, times) for name, times in asked.items()} if size else {}
 
 
 def encode(

@@ -53,7 +53,7 @@ def row_options(commands: Any) -> None:
 def export_rows(store: Store, args: argparse.Namespace) -> int:
     """Write all accepted corrections, in the order of their messages, each conversation once.
 
-    Of several answers to one question the one that was corrected last is written.
+    Of several corrections of one question that of the later answer is written.
     """
     out: Path = args.out
     _check_out(out, "correction")

@@ -332,7 +332,7 @@ def run(args: argparse.Namespace) -> int:
         raise AthanorError("not inside a Git repository", where=str(root), fix="run it in the checkout")
     comparison = compare(root, args.a, args.b)
     if args.json:
-        sys.stdout.write(redact(json.dumps(comparison, indent=2)) + "\n")
+        sys.stdout.write(json.dumps(redact(comparison), indent=2) + "\n")
         return 0
     first = first_rows(comparison["measures"])
     sys.stdout.write(redact(fill_template("compare.txt.j2", **comparison, first=first, all=args.all)))

@@ -38,9 +38,11 @@ HOST = r"(?:localhost|(?:\d{1,3}\.){3}\d{1,3}|(?:[a-z0-9\-]{1,63}\.){1,8}[a-z]{2
 NO_PORT = r"(?!\d{1,5}(?![^\s/?#\"'<>,;)\]}]))"  # `host:5000/a@b` holds no password
 # A variable that is an address as a whole: its password may hold what no address may.
 URL_PASSWORD = re.compile(
-    rf"\s*(?:{SCHEME}[^/?#:@]*:{NO_PORT}(?P<any>.+)|[^\s/?#:@]+:{NO_PORT}(?!//)(?P<bare>\S+))@(?!sha\d)[^@]*",
+    rf"\s*(?:{SCHEME}[^/?#:@]*:{NO_PORT}(?P<any>.+)|[^\s/?#:@]+:{NO_PORT}(?P<bare>[^\s/]\S*))@(?!sha\d)[^@]*",
     re.I | re.S,
 )
+# Of several addresses, or of one among other words.
+EACH_PASSWORD = re.compile(rf"{SCHEME}[^\s/?#:@]*:([^\s/?#@]+)@", re.I)
 # In a text: a password with `/`, `?`, `#` or spaces, and a login without a scheme.
 URL_LOGIN = re.compile(
     rf"(?P<keep>{SCHEME})[^\s/?#:@\"'<>]{{0,64}}:{NO_PORT}(?:(?:(?!://)[^\s\"'<>]){{1,128}}"
@@ -65,11 +67,12 @@ SHARD = re.compile(r"\w+-\d+-of-\d+-[0-9a-f]{16}")  # as the hub's library names
 NUMBERS = re.compile(r"[0-9]+")
 DIGEST = re.compile(r"[0-9a-f]{16,64}")
 PUBLIC = re.compile(
-    r"(?:/(?:blobs?|tree|raw|resolve|blame|commits?|archive|rev|info|hash|runs|zip|tar\.gz|sha\d+|md5|[0-9a-f]{2,3})/|@|sha\d+:|"
-    r"\.githubusercontent\.com/.*/)$",
+    r"(?:/(?:blobs?|tree|raw|resolve|blame|commits?|archive|rev|info|hash|runs|zip|tar\.gz|sha\d+|md5|[0-9a-f]{2,3})/|@|sha\d+(?:_git)?:|/mlruns/\d+/|"
+    r"\.(?:githubusercontent|githack)\.com/.*/)$",
     re.I,
 )
-CAPABILITY = re.compile(r"hook|token|secret|key|auth|invite|share", re.I)
+CAPABILITY = re.compile(r"hook|token|secret|key|auth(?!or)|invite|share", re.I)
+CONTENT = re.compile(r"/ipfs/(?:Qm[1-9A-HJ-NP-Za-km-z]{44}|b[a-z2-7]{58})$")  # its own hash is its address
 AFTER_NAME = re.compile(r"/(?:token|secret|api[_\-]?key|password)/$", re.I)
 QUERY = re.compile(
     r"(?P<keep>[?&;#][\w.\-%]{0,64}(?:token|key|keyid|secret|passw(?:or)?d|pwd|signature|sig|credentials?|auth)=)"
@@ -137,7 +140,7 @@ def _opaque(piece: str, before: str) -> bool:
     """Whether a piece of an address is no name: its letters, capitals and digits alternate as in random text."""
     if UUID.search(piece):
         return bool(CAPABILITY.search(before))
-    if SHARD.fullmatch(piece) or DIGEST.fullmatch(piece) and PUBLIC.search(before):
+    if SHARD.fullmatch(piece) or CONTENT.search(before + piece) or DIGEST.fullmatch(piece) and PUBLIC.search(before):
         return False
     if AFTER_NAME.search(before) and piece.isalnum():
         return True
@@ -173,6 +176,7 @@ def _secrets() -> re.Pattern[str] | None:
     for name, value in os.environ.items():
         if SECRET_NAME.search(name) and not (COUNT_NAME.search(name) and value.isdigit()):
             values.add(value.strip())
+        values |= set(EACH_PASSWORD.findall(value))
         if match := URL_PASSWORD.fullmatch(value):
             values.add(match["any"] or match["bare"])
     values |= {unquote(value) for value in values}

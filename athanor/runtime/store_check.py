@@ -9,6 +9,7 @@ import re
 import shlex
 import socket
 import sqlite3
+import ssl
 import threading
 import urllib.error
 import urllib.request
@@ -45,12 +46,19 @@ def _trouble(uri: str) -> InputError | None:
         if scheme in ("http", "https"):
             urllib.request.urlopen(_without_login(uri).rstrip("/") + "/health", timeout=SECONDS).close()
         elif scheme in PORTS:
-            place = urlsplit(uri)
-            socket.create_connection((place.hostname or "localhost", place.port or PORTS[scheme]), SECONDS).close()
+            try:
+                place = urlsplit(uri)
+                host, port = place.hostname, place.port or PORTS[scheme]
+            except ValueError:  # several hosts, or a password with a slash: the driver reads it in its own way
+                return None
+            if host and not re.search(r"[?&](host|unix_socket)=", uri):  # else by a socket file
+                socket.create_connection((host, port), SECONDS).close()
     except urllib.error.HTTPError as error:  # it answers; one that wants a login or has no such page may be right
         return _silent(uri, f"answers with status {error.code}") if error.code >= 500 else None
     except OSError as error:
         reason = getattr(error, "reason", error)
+        if isinstance(reason, ssl.SSLError):  # it answers; MLflow may trust another certificate
+            return None
         return _silent(uri, f"is not reachable ({getattr(reason, 'strerror', None) or type(reason).__name__})")
     except Exception:  # of an address that cannot be read; its words may quote a password
         return _silent(uri, "has no usable address")

@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, Literal
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -137,7 +137,12 @@ def page_router(
     @router.post("/retraining", status_code=202)
     async def retrain(request: Request) -> dict[str, Any]:
         await read(request, EmptyBody)
-        if retraining is None:
+        came = urlsplit(request.headers.get("origin", "")).hostname  # a browser always names it
+        if (
+            retraining is None
+            or FORWARDED & set(request.headers)
+            or came not in (None, "127.0.0.1", "localhost", "::1")
+        ):
             what = "this server starts no training: it serves no checkout, or others reach it"
             raise Refused(403, what, "athanor serve in a checkout, without --host and --allow-host")
         return await in_thread(retraining.start)
@@ -250,6 +255,7 @@ def file_name(title: str) -> str:
     return "-".join(["chat", *words])[:60].rstrip("-")
 
 
+FORWARDED = {"forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip"}  # a proxy asks for somebody else
 CODE = re.compile(r"(async def|def|class) .*:[ \t]*(\n|$)")
 NO_PARAGRAPH = re.compile(r"\s*([-*+>#|]|\d+[.)])")
 
@@ -259,7 +265,7 @@ def _fenced(text: str) -> str:
     if "```" in text:
         return text
     found: list[tuple[bool, str]] = []  # whether it is code, and the block
-    for block in re.split(r"\n{2,}", text.strip()):
+    for block in re.split(r"\n{2,}", text.strip("\n")):
         indented = block[:1] in " \t"
         if indented and found and found[-1][0]:
             found[-1] = True, f"{found[-1][1]}\n\n{block}"

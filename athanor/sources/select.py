@@ -120,7 +120,7 @@ def check_malformed(name: str, count: int, rows: int, fraction: float, first_err
 
 
 NAMED_FILES = 5  # of each reason, in a message
-MAX_BAD_ROWS = 1000  # of a file, if they are more than the good ones: it is another kind of file
+MAX_BAD_ROWS = 1000  # at the beginning of a file: it is another kind of file
 
 
 class Unreadable:
@@ -218,7 +218,7 @@ def _documents(
                 rows.check_mojibake(outcome.text, where)
         except InputError as error:
             bad.append(error)
-            if bad_rows is None or (len(bad) >= MAX_BAD_ROWS and len(bad) > good):
+            if bad_rows is None or (len(bad) >= MAX_BAD_ROWS and not good):
                 break
             continue
         good += 1
@@ -226,7 +226,7 @@ def _documents(
             leave_out(outcome)
         else:
             yield from parts(outcome, getattr(source, "max_chars", None), val_fraction)
-    if bad and (bad_rows is None or not good or (len(bad) >= MAX_BAD_ROWS and len(bad) > good)):
+    if bad and (bad_rows is None or not good):
         raise bad[0]
     for error in bad:
         bad_rows.add(error)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from athanor.text.conversations import Message
 
 MORE_WORDS = 8  # in the longer one, such as "Excuse me, could you tell me": more of them ask for something else
+MORE_CONTENT = 1  # of them may say what is asked about: more of those ask about something narrower
 ASKING = frozenset("who whom whose what whats which where when why how".split())
 EMPTY = frozenset(
     "a an the of in on at to for by with from is are was were be am do does did can could will would please tell say me my i you u "
@@ -41,9 +42,13 @@ class Question(NamedTuple):
             return True
         if not self.content or self.numbers != other.numbers or len(other.words) > len(self.words) + MORE_WORDS:
             return False
-        if len(self.content.keys() - ASKING) == 1:
+        told = self.content.keys() - ASKING
+        if not told - EMPTY:  # "Who are you?": its own words, and nothing else is asked about
+            return self.content == other.content and Counter(self.words) <= Counter(other.words)
+        if len(told) == 1:
             return self.content == other.content
-        return self.content <= Counter(other.words)
+        more = (other.content - self.content).keys() - ASKING
+        return self.content <= Counter(other.words) and len(more) <= MORE_CONTENT
 
 
 class Taught:
@@ -51,11 +56,13 @@ class Taught:
 
     def __init__(self, pairs: Iterable[tuple[str, str, int]]) -> None:
         """`pairs`: question, answer and rank; of answers to one question that of the highest rank holds."""
+        found = [(Question.of(asked), Question.of(answer).words, rank) for asked, answer, rank in dict.fromkeys(pairs)]
+        seen = Counter(word for question, _, _ in found for word in question.content)
+        self._highest = max((rank for _, _, rank in found), default=0)
         self._by_word: dict[str, list[tuple[Question, tuple[str, ...], int]]] = {}
-        for question, answer, rank in pairs:
-            asked = Question.of(question)
-            key = max(asked.content or asked.words, key=len, default="")
-            self._by_word.setdefault(key, []).append((asked, Question.of(answer).words, rank))
+        for row in found:  # by the rarest word, which few others have
+            key = min(row[0].content, key=lambda word: (seen[word], word))
+            self._by_word.setdefault(key, []).append(row)
 
     def asks(self, text: str) -> bool:
         """Whether one of the questions is asked in the text."""
@@ -63,6 +70,8 @@ class Taught:
 
     def contradicts(self, question: str, answer: str, rank: int = 0) -> bool:
         """Whether a question of a higher rank has another answer than this one."""
+        if rank >= self._highest:
+            return False
         said = Question.of(answer).words
         return any(held > rank and said != words for words, held in self._found(Question.of(question)))
 

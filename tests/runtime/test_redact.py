@@ -114,6 +114,9 @@ def test_secrets_are_masked_and_masking_again_changes_nothing(text, expected):
         "https://h.example/wiki/%E4%B8%AD%E6%96%87%E7%BB%B4%E5%9F%BA?oldid=1#section-3.2-Converting3DFaceToSVG",
         "https://h.example/models/c4ai-aya-101-13B-v2-q8_0-gguf/wav2vec2-large-960h-lv60-self",
         "git@host.example:o/r.git, image:2.1@sha256:aa, pkg:npm/foo@1.2/x, http://host:8080/a@b.example",
+        f"https://archive.softwareheritage.org/api/1/content/sha1_git:{'a1' * 20}/raw/, s3://bucket/mlruns/1/{'a1' * 16}/artifacts",
+        "https://ipfs.io/ipfs/QmYwAPJzv5CZsnA625s3Xf2nemtYgPpHdWEz79ojWnPbdG/readme.txt",
+        f"https://raw.githack.com/u/r/{'0f' * 20}/a.txt, https://dl.example.org/authors/{ID}.txt",
         "/data/sk-learn/hf_cache/eyJ",
         "",
     ],
@@ -142,12 +145,19 @@ def test_values_of_secret_variables_are_masked_wherever_they_stand(monkeypatch):
     monkeypatch.setenv("MY_HF_TOKEN", "correct horse/battery")
     monkeypatch.setenv("DB_PASSWORD", "correct horse")  # one secret begins another
     monkeypatch.setenv("WAREHOUSE", "mysql://me:st%40ple-9876@db/x")
+    monkeypatch.setenv("MIRRORS", "https://u:s3cretpass1@a/simple https://v:s3cretpass2@b/simple")
+    monkeypatch.setenv("CONN", "postgresql://u:s3cretpass3@a/db?application_name=x@y")
+    monkeypatch.setenv("LIBRARIES", "lib:/opt/homebrew/opt/openssl@3/lib")
     monkeypatch.setenv("SHORT_TOKEN", "true")
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "left-alone")
     monkeypatch.setenv("MAX_TOKENS", "1234567890")
     assert redact("a correct horse/battery, b correct horse!") == "a ***, b ***!"
     assert redact("x=correct%20horse%2Fbattery") == "x=***"
     assert redact("login failed with st@ple-9876 or st%40ple-9876") == "login failed with *** or ***"
+    assert (
+        redact("s3cretpass1 s3cretpass2 s3cretpass3 in /opt/homebrew/opt/openssl")
+        == "*** *** *** in /opt/homebrew/opt/openssl"
+    )
     assert redact("true left-alone 1234567890") == "true left-alone 1234567890"
 
 

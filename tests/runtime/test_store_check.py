@@ -57,6 +57,20 @@ def test_a_dead_store_is_one_line_without_its_secrets_everywhere(address, tmp_pa
     assert finding.kind == "store" and what in finding.what and not finding.note
 
 
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "postgresql:///db?host=/var/run/postgresql",
+        "mysql+pymysql://u:p@/db?unix_socket=/run/mysqld/mysqld.sock",
+        "postgresql+psycopg2://h1:5432,h2:5432/db",
+        "postgresql://me:pla/nted-1@127.0.0.1/db",
+    ],
+)
+def test_an_address_that_its_driver_reads_in_its_own_way_is_left_to_it(address, tmp_path, uri):
+    address(uri)
+    assert trouble(tmp_path) is None
+
+
 def test_an_answer_of_any_kind_but_an_error_of_the_server_is_enough(address, tmp_path):
     for status, fine in ((200, True), (401, True), (404, True), (502, False)):
         with server(status) as uri:

@@ -62,6 +62,16 @@ def test_a_server_that_others_reach_starts_none(tmp_path):
     assert client.post("/api/retraining", json={}).status_code == 403
 
 
+@pytest.mark.parametrize(
+    "header", [{"Origin": "https://public.example"}, {"X-Forwarded-For": "10.0.0.7"}, {"Via": "1.1 p"}]
+)
+def test_a_request_that_comes_from_elsewhere_starts_none(retraining, tmp_path, header):
+    client = TestClient(FastAPI())
+    client.app.include_router(page_router(Store(tmp_path / "c"), Scripted(), Limit(9), retraining=retraining))
+    assert client.post("/api/retraining", json={}, headers=header).status_code == 403
+    assert retraining.state()["state"] == "none"
+
+
 def test_what_is_accepted_is_written_where_training_reads_it(retraining, monkeypatch):
     """`athanor repro` then fails for want of a pipeline; what it does in one is tests/e2e's."""
     monkeypatch.chdir(retraining.root)

@@ -238,5 +238,7 @@ def run(args: argparse.Namespace) -> int:
     except (ParamsError, GateError) as error:
         print(redact(str(error)), file=sys.stderr)
         return 2
-    sys.stdout.write(redact(as_json(plan) + "\n" if args.json else as_text(plan)))
+    # Text first: a mask in JSON text would swallow its escapes.
+    text = json.dumps(redact(json.loads(as_json(plan))), indent=2) + "\n" if args.json else redact(as_text(plan))
+    sys.stdout.write(text)
     return WORK if plan.work else 0
