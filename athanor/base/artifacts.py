@@ -112,19 +112,14 @@ def write_json(path: AnyPath, value: Any) -> None:
 
 def read_json(path: AnyPath) -> Any:
     try:
-        with naming(Path(path)), open(path, encoding="utf-8", opener=_without_waiting) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        with naming(Path(path)):
+            if not stat.S_ISREG(os.stat(path).st_mode):  # nobody may write to a pipe, and a device has no end
                 raise InputError("not an ordinary file", where=path, fix="remove it")
-            return json.loads(file.read())
+            return json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError("file not found", where=path, fix="run the stage that makes it: dvc repro") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"not valid JSON ({error})", where=path, fix="delete it and run dvc repro") from None
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    """Open a file; of a pipe that nobody writes, this does not wait for a writer."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 @contextlib.contextmanager

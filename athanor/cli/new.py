@@ -186,9 +186,10 @@ def run(args: argparse.Namespace) -> int:
     for error in refused:
         print(f"left out: {error}")
     encodings = {guess.encoding for ending in found.values() if ending.read for guess in ending.guesses.values()}
-    if len(encodings) == 1:
+    unsure = any("encoding" in error.fix for ending in found.values() for error in ending.errors.all)
+    if len(encodings) == 1 and not unsure:  # one for all would read those that are left out, and wrongly
         given |= {"encoding": encodings.pop()}
-    elif encodings:
+    elif encodings and not args.encoding:
         given |= {"encoding": DETECT}
     for source in values["download", "sources"]:
         source |= given | ({"globs": [glob.as_posix()]} if place.is_file() else {})

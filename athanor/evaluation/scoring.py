@@ -130,7 +130,7 @@ def number_value(text: str) -> Fraction | None:
     """Return the value of a match of NUMBER; None for one without, such as 1/0."""
     try:
         return Fraction(text.replace(",", "").replace("\u2212", "-")) if len(text) <= MAX_DIGITS else None
-    except ZeroDivisionError:
+    except (ValueError, ZeroDivisionError):
         return None
 
 

@@ -6,6 +6,7 @@ Read from Git and from DVC's cache, without opening either with DVC.
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -26,7 +27,7 @@ _NAMED = re.compile(r"refs/exps/[0-9a-f]{2}/[0-9a-f]{38}/(.+)")
 
 def is_base(folder: Path) -> bool:
     """Whether a folder is a checkout's base model, as pretraining wrote it; its tokenizer lies beside it."""
-    return folder.resolve().as_posix().endswith(f"/{BASE}") and (folder / MANIFEST).is_file()
+    return os.path.realpath(folder).endswith(f"/{BASE}") and (folder / MANIFEST).is_file()
 
 
 def tokenizer_folder(base: Path) -> Path:

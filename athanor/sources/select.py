@@ -217,7 +217,7 @@ def _documents(
             if isinstance(outcome, Document) and path.suffix.lower() != ".pdf":  # whose fonts may lack characters
                 rows.check_mojibake(outcome.text, where)
         except InputError as error:
-            bad.append(error)
+            bad.append(error.with_traceback(None))  # which would hold the row
             if bad_rows is None or (len(bad) >= MAX_BAD_ROWS and not good):
                 break
             continue

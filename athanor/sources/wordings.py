@@ -9,8 +9,6 @@ import random
 import re
 from collections.abc import Iterator
 
-from athanor.sources.exercises import talk
-
 MAX_CHARS = 200  # longer ones, and those of several lines, are pasted text: nobody types them in other words
 TRIES = 12  # draws for each wording
 # What a question of that form becomes; braces stand for the groups.
@@ -30,6 +28,8 @@ def wordings(text: str, count: int) -> list[str]:
     """Up to `count` other wordings of a question, the same for equal ones."""
     if len(text) > MAX_CHARS or "\n" in text:
         return []
+    from athanor.sources.exercises import talk  # which reads the recipe: only a source with other wordings needs it
+
     rng, found = random.Random(f"wordings/{text}"), dict.fromkeys([text, small_letters(text)])
     forms = [text, *(_forms(text) if text.isascii() else ())]
     for number in range(TRIES * count):

@@ -6,6 +6,7 @@ What comes out is Markdown. Entities that a file declares are refused, and nothi
 from __future__ import annotations
 
 import io
+import lzma
 import posixpath
 import re
 import zipfile
@@ -56,7 +57,15 @@ class Archive:
         try:
             with self._zip.open(info) as part:
                 data = part.read(self.budget + 1)  # the size in the header may be a lie
-        except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError) as error:
+        except (
+            zipfile.BadZipFile,
+            zlib.error,
+            lzma.LZMAError,
+            EOFError,
+            OSError,
+            NotImplementedError,
+            RuntimeError,
+        ) as error:
             raise self.damaged(error) from None
         self.budget -= len(data)
         if self.budget < 0:

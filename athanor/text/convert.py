@@ -59,12 +59,15 @@ def _page(data: bytes) -> str:
 
 
 def _html(text: str) -> str:
-    from bs4 import BeautifulSoup, XMLParsedAsHTMLWarning
+    from bs4 import BeautifulSoup, ParserRejectedMarkup, XMLParsedAsHTMLWarning
     from markdownify import MarkdownConverter
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", XMLParsedAsHTMLWarning)
-        soup: Any = BeautifulSoup(text, "html.parser")
+        try:
+            soup: Any = BeautifulSoup(text, "html.parser")
+        except ParserRejectedMarkup as error:
+            raise ValueError(error) from None
     for tag in soup.select(", ".join(_NO_TEXT)):
         tag.decompose()
     main = soup.select_one("main, [role=main]") or soup.body or soup

@@ -250,6 +250,8 @@ def _with_texts(indexed: Iterable[Facts], index: Mapping[str, Any], name: str) -
         what = f"a file of a ready corpus cannot be read ({error.strerror})"
         raise InputError(what, where=path, fix=f"put it back, on every machine that works; or {fix}") from None
     start = rows.Start(file["row"], file["byte"])
+    if not start.byte and rows.kind_of_rows(path) != rows.PARQUET:  # a list, or UTF-16: read from its beginning
+        start = rows.BEGIN
     texts = enumerate(rows.read_rows(path, [column], limit, start), start.row)
     for row in indexed:
         wanted = json.loads(row["meta"])["row"]

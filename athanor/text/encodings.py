@@ -26,6 +26,7 @@ OTHERS = (
 ).split()
 # What UTF-8 is misread as.
 MISREAD = "cp1252 cp1250 cp1251 mac_roman cp437 cp850 koi8_r cp866 cp1253 cp1254 gb18030 cp932 cp949".split()
+ASIAN = ("gb18030", "cp932", "cp949")
 ALPHABETS = [
     frozenset(letters)
     for letters in (
@@ -44,6 +45,8 @@ _ISO_2022 = re.compile(r"\x1b\$[@AB(]")
 SAMPLE = 60_000  # characters of lines with some outside of ASCII
 PROBE = 400  # characters outside of ASCII by which most encodings are out of the question
 FEW = 8  # characters outside of ASCII that may be anything
+ENOUGH = 40  # letters outside of ASCII in another script than the Latin one, to be sure of its encoding
+_JAMO = re.compile("[\u3131-\u318e]")  # parts of Korean letters: no text has them, but EUC-JP read as Korean
 LOOKS_RIGHT, LOOKS_WRONG = 0.97, 0.9  # shares of the characters outside of ASCII that are of one language
 MAX_CHAOS, MAX_CHAOS_CJK, MAX_MIXED = 10.0, 20.0, 0.2  # the first two of charset-normalizer, in percent
 
@@ -69,7 +72,7 @@ def choose(data: bytes, setting: str, *, cut: bool = False) -> str | Guess | Non
     if mark := marked(data):
         return mark
     guess = wide(data)
-    if guess is None and _is_utf8(data, cut):
+    if guess is None and is_utf8(data, cut):
         return UTF_8
     if is_damaged(data):
         return None
@@ -97,8 +100,13 @@ def marked(data: bytes) -> str | None:
 def is_damaged(data: bytes) -> bool:
     """Whether the lines that are not valid UTF-8 are so but for a few bytes, or the last one was cut."""
     lines = data.split(b"\n")
-    bad = [line for line in lines if not _is_utf8(line, cut=False)]
-    if bad == lines[-1:] and len(lines) > 1 and not data.isascii() and _is_utf8(lines[-1], cut=True):
+    bad = [line for line in lines if not is_utf8(line, cut=False)]
+    if (
+        bad == lines[-1:]
+        and len(lines) > 1
+        and not data.decode(UTF_8, "ignore").isascii()
+        and is_utf8(lines[-1], cut=True)
+    ):
         return True
     found = "".join(_NOT_ASCII.findall(b"\n".join(bad).decode(UTF_8, "replace")))
     return len(found) > 5 * found.count("\ufffd")
@@ -109,10 +117,10 @@ def decode(data: bytes, encoding: str) -> str:
     if encoding == UTF_8 or marked(data) or wide(data):
         return data.decode(encoding)
     lines = [line for line in data.split(b"\n") if not line.isascii()]
-    utf8 = sum(_is_utf8(line, cut=False) and len("".join(_NOT_ASCII.findall(line.decode()))) >= FEW for line in lines)
+    utf8 = sum(is_utf8(line, cut=False) and len("".join(_NOT_ASCII.findall(line.decode()))) >= FEW for line in lines)
     if 20 * utf8 < len(lines):  # short lines of Chinese are valid UTF-8 now and then
         return data.decode(encoding)
-    return "\n".join(line.decode(UTF_8 if _is_utf8(line, cut=False) else encoding) for line in data.split(b"\n"))
+    return "\n".join(line.decode(UTF_8 if is_utf8(line, cut=False) else encoding) for line in data.split(b"\n"))
 
 
 def wide(data: bytes) -> Guess | None:
@@ -129,7 +137,7 @@ def wide(data: bytes) -> Guess | None:
     return None
 
 
-def _is_utf8(data: bytes, cut: bool) -> bool:
+def is_utf8(data: bytes, cut: bool) -> bool:
     try:
         codecs.getincrementaldecoder(UTF_8)().decode(data, final=not cut)
     except UnicodeDecodeError:
@@ -151,7 +159,7 @@ def _sample(text: AnyStr, newline: AnyStr) -> list[AnyStr]:
     """As many lines as are looked at, of those with something outside of ASCII; of bytes, those that are not UTF-8."""
     lines, size = [], 0
     for line in text.split(newline):
-        if line.isascii() or (isinstance(line, bytes) and _is_utf8(line, cut=False)):
+        if line.isascii() or (isinstance(line, bytes) and is_utf8(line, cut=False)):
             continue
         lines.append(line[: SAMPLE - size])
         if (size := size + len(lines[-1])) >= SAMPLE:
@@ -182,7 +190,12 @@ def _detect(sample: bytes) -> Guess | None:
     mixed = sum(re.search("[A-Za-z]", word) is not None for word in words)
     sure = found[0].percent_chaos <= (MAX_CHAOS_CJK if found[0].multi_byte_usage else MAX_CHAOS)
     letters = sum(map(len, words))
-    sure = sure and letters >= FEW and letters > 1.5 * len(words) and mixed <= MAX_MIXED * len(words)
+    sure = sure and letters >= ENOUGH and letters > 1.5 * len(words) and mixed <= MAX_MIXED * len(words)
+    chaos, coherence = found[0].percent_chaos + 1, found[0].percent_coherence
+    rivals = (each for each in found[1:] if each.percent_chaos <= chaos and each.percent_coherence >= coherence)
+    sure = (
+        sure and all(str(each) == text for each in rivals) and not (found[0].encoding == "cp949" and _JAMO.search(text))
+    )
     return Guess(found[0].encoding, sure, text, found[1].encoding if found[1:] else "")
 
 
@@ -230,14 +243,19 @@ def mojibake(text: str) -> Guess | None:
         return None
     if characters.count("\ufffd") > len(characters) / 2:
         return Guess("", True, sample)
+    probe = characters[:PROBE]
+    wide = 2 * sum(each > "\u2e7f" for each in probe) > len(probe)  # UTF-8 read in an encoding of Asia is ideographs
+    words = probe.isalpha() and not re.search("[а-яё][А-ЯЁ]", sample)  # those of cp866 have marks or capitals within
     for wrong in MISREAD:
-        if not _is_utf8_read_as(wrong, characters[:PROBE]):
+        if not wrong.startswith("cp125") and 2 * len(probe.encode(wrong, "ignore").decode(wrong)) < len(probe):
+            continue  # most are not of it
+        if (wrong in ASIAN) != wide or (wrong == "cp866" and words) or not _is_utf8_read_as(wrong, probe):
             continue
         again = sample.encode(wrong, "athanor.byte").decode(UTF_8, "replace")
         if _is_utf8_read_as(wrong, sample) and again != sample:
             return Guess(UTF_8, True, again, _latin(characters) if wrong == "cp1252" else wrong)
     foreign = set(characters) - WINDOWS
-    if sum(map(characters.count, foreign)) > len(characters) / 20 or _fit(sample)[0] > LOOKS_WRONG:
+    if sum(each in foreign for each in characters) > len(characters) / 20 or _fit(sample)[0] > LOOKS_WRONG:
         return None
     if (
         sum(left > "\x7f" and ord(right) - ord(left) == 1 for left, right in itertools.pairwise(sample))

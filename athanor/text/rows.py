@@ -194,7 +194,7 @@ def _text(file: IO[bytes], path: Path, kind: str, max_document_bytes: int, setti
 
 
 def _decode(data: bytes, where: str, declared: str | None, setting: str) -> str:
-    chosen = encodings.choose(data, setting)
+    chosen = encodings.choose(data, UTF_8 if declared is not None else setting)
     if not isinstance(chosen, str) and declared is not None:
         chosen = declared
     try:

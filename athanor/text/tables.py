@@ -24,6 +24,7 @@ MAX_FAULTS = 100  # rows of a table with a quote that does not end: each costs a
 SEPARATORS = ",;\t|"
 _BETWEEN = re.compile(r"\}\s*,\s*(?=\{)")
 _GAP = re.compile(r"[\s,]*")
+_JOINT = re.compile(r"\]\s*\[")  # of lists one after the other
 
 Found = tuple[str, Facts | InputError]
 
@@ -59,6 +60,7 @@ def read(
     head = b"" if position else file.peek(1024)[:1024]  # type: ignore[attr-defined]
     limit = JSON_ESCAPE_BYTES * max_document_bytes + (1 << 20)
     if kind in (".csv", ".tsv", ".tab"):
+        limit = max_document_bytes + (1 << 20)
         yield from _table(_ended(_lines(file, path, head, limit, setting)), path, kind, columns, limit)
         return
     begin = head.decode(encodings.marked(head) or "latin-1", "ignore").lstrip("\ufeff \t\r\n")
@@ -90,6 +92,8 @@ def _lines(file: IO[bytes], path: Path, head: bytes, limit: int, setting: str, p
         yield from _wide_lines(file, path, wide, limit)
         return
     number, is_utf8, encoding = 0, False, None if setting == DETECT else setting
+    # Short lines of Chinese are valid UTF-8 now and then.
+    old = head and setting not in (UTF_8, DETECT) and not encodings.is_utf8(file.peek(1 << 16), cut=True)  # type: ignore[attr-defined]
     while data := file.readline(limit):
         number, position = number + 1, position + len(data)
         where = f"{path}:{number}"
@@ -100,7 +104,8 @@ def _lines(file: IO[bytes], path: Path, head: bytes, limit: int, setting: str, p
             continue
         data = data.removeprefix(b"\xef\xbb\xbf") if number == 1 else data
         try:
-            text: str | InputError = data.decode()
+            few = old and len(data.decode(errors="ignore").encode("ascii", "ignore")) > len(data) - 3 * encodings.FEW
+            text: str | InputError = data.decode(setting if few else UTF_8)
             is_utf8 = is_utf8 or not data.isascii()
         except UnicodeDecodeError:
             if encoding is None and not is_utf8 and not encodings.is_damaged(data):
@@ -196,7 +201,10 @@ def _items(text: str, path: Path, columns: Columns) -> Iterator[Found]:
             fix = "fetch the file again, or end it with ]"
             yield where, MalformedRow("the JSON list is not whole", where=where, fix=fix)
             return
-        if text[at] == "]":
+        if joint := _JOINT.match(text, at):
+            at, number = joint.end(), number - 1
+            continue
+        if text[at] == "]" and _GAP.match(text, at + 1).end() == len(text):  # type: ignore[union-attr]
             return
         try:
             value, at = decoder.raw_decode(text, at)
@@ -279,7 +287,7 @@ def _records(lines: Iterator[Line], path: Path, kind: str, limit: int) -> Iterat
         if not separator:
             header = next(following(), "")
             said = re.match(r'"?sep=(.)"?\s*$', header)  # as Excel says it
-            separator = said[1] if said else max(SEPARATORS, key=header.count)
+            separator = said[1] if said else max(SEPARATORS, key=re.sub(r'"[^"]*"', "", header).count)
             pending.extend(() if said else taken)
             taken.clear()
             bad.clear()
@@ -293,7 +301,11 @@ def _records(lines: Iterator[Line], path: Path, kind: str, limit: int) -> Iterat
         number, first = taken[0].number, taken[0].text
         if separator == "\t" and isinstance(first, str) and (fault or len(taken) > 1):
             plain = first.rstrip("\r\n").split("\t")  # such tables are mostly written without quotes
-            if fault or all(isinstance(each.text, str) and each.text.count("\t") == width - 1 for each in taken):
+            if (
+                fault
+                or width > 1
+                and all(isinstance(each.text, str) and each.text.count("\t") == width - 1 for each in taken)
+            ):
                 fields, fault = plain, ""
                 pending.extendleft(reversed(taken[1:]))
         if fault:

@@ -46,6 +46,7 @@ def test_an_empty_answer_is_wrong(kind: str, answer: str) -> None:
         ("\u2212132", False),
         ("1/132", False),
         ("132/0", False),
+        ("5.5/2", False),
         ("5,132", False),
         ("132,000", False),
         ("132" + "0" * 5000, False),

@@ -325,7 +325,7 @@ def test_the_setting_in_the_environment(monkeypatch, tmp_path):
     with pytest.raises(ParamsError, match="key=value"):
         machine()
     monkeypatch.setenv("ATHANOR_LAUNCH", "prozesses=4")
-    with pytest.raises(ParamsError, match="did you mean 'machine.launch.processes'"):
+    with pytest.raises(ParamsError, match="ATHANOR_LAUNCH.*did you mean 'launch.processes'"):
         machine()
 
 

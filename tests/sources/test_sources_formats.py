@@ -119,7 +119,7 @@ def test_all_files_that_cannot_be_read_are_told_at_once(tmp_path):
     """One error for each run of the stage cost a run for each bad file."""
     for number in range(7):
         (tmp_path / f"old{number}.txt").write_bytes("Käse, Öl und Brötchen für früher".encode("latin-1"))
-    (tmp_path / "other.txt").write_bytes("Старый город у моря просыпается".encode("cp1251"))
+    (tmp_path / "other.txt").write_bytes("Старый город у моря просыпается медленно, когда серый свет".encode("cp1251"))
     (tmp_path / "z.png").write_bytes(b"PNG")
     (tmp_path / "fine.txt").write_text("fine")
     with pytest.raises(InputError) as caught:

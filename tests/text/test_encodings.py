@@ -121,6 +121,8 @@ RIGHT = {
     "table": "".join(map(chr, range(0xC0, 0x100))), "letters": "\n".join(f"{n:02X} {chr(n)}" for n in range(0xA0, 0x100)),
     "pattern": "[A-Za-zÀ-ÖØ-öø-ÿ]+ and ÀÁÂÃÄÅ ÈÉÊË ÌÍÎÏ ÒÓÔÕÖ ÙÚÛÜ Ý àáâãäå èéêë ìíîï òóôõö ùúûü ýÿ", "one letter": "é" * 30,
     "single letters": "é, è, ê, ë: à, â; ù, û - ç ! ô ï î",
+    "short Russian": "домашнее задание.", "Russian places": "находится ближайшая аптека.", "Russian words": "сон, рок, чай, шаг",
+    "short Greek": "η πρωτεύουσα της",
     "half-width": "ｱｲｳｴｵ カタカナ ひらがな 漢字", "ASCII": "plain", "colours": "\x1b[31mred\x1b[0m",
 }  # fmt: skip
 
@@ -169,6 +171,33 @@ def test_marks_and_utf16(tmp_path, encoding):
     (tmp_path / "c.csv").write_bytes('text;n\r\n"Käse\r\nund Öl";1\r\n'.encode(encoding))
     setting = {} if encoding in ("utf-16", "utf-32", "utf-8-sig") else {"encoding": "detect"}
     assert [document.text for document in read(tmp_path / "*", **setting)] == [text, "Käse", "Öl", "Käse\r\nund Öl"]
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding"),
+    [("שלום לכולם", "cp1255"), ("猫が好きです", "euc_jp"), ("Река медленно", "cp1251"), ("العربية", "iso8859_6")],
+)
+def test_of_little_text_no_encoding_is_sure(text, encoding):
+    found = encodings.choose(text.encode(encoding), "detect")
+    assert found is None or str(getattr(found, "text", "")) == text or not found.sure
+
+
+def test_short_rows_of_a_named_encoding_are_read_in_it(tmp_path):
+    words = "一 猫 水 山 石 目 木 牛 学校 谢谢 老城在海边慢慢醒来".split()
+    for encoding in ("gb18030", "utf-8"):
+        (tmp_path / "a.csv").write_bytes("\n".join(["text,n", *(f"{word},1" for word in words)]).encode(encoding))
+        assert [document.text for document in read(tmp_path / "a.csv", encoding="gb18030")] == words
+
+
+def test_a_page_that_declares_its_encoding_is_read_in_that(tmp_path):
+    page = '<html><head><meta charset="koi8-r"></head><body>Привет, это страница</body></html>'
+    (tmp_path / "a.html").write_bytes(page.encode("koi8_r"))
+    assert [document.text for document in read(tmp_path / "a.html", encoding="cp1251")] == ["Привет, это страница"]
+
+
+def test_an_accent_as_the_last_byte_is_read_in_the_named_encoding(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"line one\nun petit caf\xe9")
+    assert [document.text for document in read(tmp_path / "a.txt", encoding="cp1252")] == ["line one\nun petit café"]
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.tsv", "a.html", "a.md.gz"])
