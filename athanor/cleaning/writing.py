@@ -7,8 +7,8 @@ them together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from athanor.cleaning import dedup, minhash, rules, validation
 from athanor.cleaning.deciding import read_decisions
 from athanor.cleaning.groups import hex_id, ids_of, read_measures
 from athanor.cleaning.measuring import DOCUMENTS, SCORES, load_tools, read_hits, save_hits
-from athanor.cleaning.normalise import misread_count
+from athanor.cleaning.normalise import AS_FOUND, misread_count
 from athanor.cleaning.params import CleanParams, RuleParams
 from athanor.cleaning.reasons import ITEM, KEPT, REASONS
 from athanor.text.documents import ROW_GROUP_DOCUMENTS, Document, in_batches, read_documents
@@ -72,7 +72,9 @@ def write_shard(task: Mapping[str, Any], out: Path) -> Facts:
     write_table(out / "dropped.parquet", _dropped_table(task, folder, measures, reason, details))
     counts: Facts = {}
     sample, threshold = validation.load(tuple(task["sample"])), params.dedup.near_duplicate_jaccard
-    observed = check_documents(_read_and_count(written, counts), index, sample, threshold)
+    limits = asdict(params.rules)
+    unlimited = {kind for kind in limits if limits[kind]["max_consecutive_repeats"] is None}
+    observed = check_documents(_read_and_count(written, counts), index, sample, threshold, unlimited)
     return {"counts": counts, "scores": _histograms(measures, kept_mask), "observed": observed.save(out)}
 
 
@@ -180,15 +182,19 @@ class Observed:
 
 
 def check_documents(
-    documents: Iterable[Numbered], index: ItemIndex, sample: Sequence[dedup.Index], threshold: float
+    documents: Iterable[Numbered],
+    index: ItemIndex,
+    sample: Sequence[dedup.Index],
+    threshold: float,
+    unlimited: Collection[str] = (),
 ) -> Observed:
-    """Read numbered documents; GateError for one that repeats itself too often."""
+    """Read numbered documents; GateError for one that repeats itself too often, except of the kinds that are `unlimited`."""
     observed = Observed()
     ids: list[bytes] = []
     for batch in in_batches(documents, lambda item: len(item[1].text), BATCH_CHARS):
         texts = [document.text for _, document in batch]
         tokens = tokenise(texts)
-        _check_repeats(batch, tokens, observed)
+        _check_repeats(batch, tokens, observed, unlimited)
         for (_, document), hit in zip(batch, index.scan(texts, tokens, prompts_alone=False), strict=True):
             if hit:
                 observed.hits.append((f"document {document.id} of source {document.source}", hit))
@@ -196,14 +202,15 @@ def check_documents(
         sets = ((number, np.unique(grams.of(row))) for row, (number, _) in enumerate(batch))
         observed.copies |= dict(validation.near_ones(sets, sample, threshold).T.tolist())
         ids += [bytes.fromhex(document.id) for _, document in batch]
-        observed.misread += sum(misread_count(document.text) for _, document in batch if document.kind != "code")
+        observed.misread += sum(misread_count(document.text) for _, document in batch if document.kind not in AS_FOUND)
     found = ids_of(ids).T
     observed.ids = found[:, np.lexsort((found[1], found[0]))]
     return observed
 
 
-def _check_repeats(batch: Sequence[Numbered], tokens: Tokens, observed: Observed) -> None:
-    repeats = rules.consecutive(tokens)
+def _check_repeats(batch: Sequence[Numbered], tokens: Tokens, observed: Observed, unlimited: Collection[str]) -> None:
+    limited = [document.kind not in unlimited for _, document in batch]
+    repeats = np.where(limited, rules.consecutive(tokens), 0)
     observed.repeats = max(observed.repeats, int(repeats.max()))
     if observed.repeats > MAX_CONSECUTIVE_REPEATS:
         worst = batch[int(repeats.argmax())][1]
