@@ -148,8 +148,10 @@ def main() -> int:
                 dvc = psutil.Process(pid)
                 while dvc.is_running() and dvc.status() != psutil.STATUS_ZOMBIE:
                     time.sleep(POLL_SECONDS)
-            # A DVC that was not killed removes its locks.
-            if mend(root) or (_is_list_of_locks(root / RWLOCKS[0]) and pid in _holders(root / RWLOCKS[0])):
+            # A DVC that was not killed removes its locks. One that was may hold them a moment longer than it is seen:
+            # the kernel ends its threads one by one.
+            repairs, rwlock = mend(root), root / RWLOCKS[0]
+            if repairs or any(torn(root)) or not _is_list_of_locks(rwlock) or pid in _holders(rwlock):
                 _keep_mending(root)
             own_lock.unlink(missing_ok=True)
     return 0
@@ -157,7 +159,7 @@ def main() -> int:
 
 def _keep_mending(root: Path) -> None:
     """Mend after the next DVC, too: it may take everything from the run-cache and be killed before it runs a stage."""
-    stamps, pending, deadline = _file_stamps(root), False, time.monotonic() + AFTER_A_KILL_SECONDS
+    stamps, pending, deadline = _file_stamps(root), True, time.monotonic() + AFTER_A_KILL_SECONDS
     while time.monotonic() < deadline and root.is_dir():
         time.sleep(POLL_SECONDS)
         new_stamps = _file_stamps(root)
