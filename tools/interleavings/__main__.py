@@ -214,7 +214,7 @@ def shippers(world: World) -> Callable[[], None]:
     def unshipped(root: Path) -> list[Path]:
         return [path for path in sorted((root / ".athanor" / "runs").glob("*")) if not (path / "shipped").exists()]
 
-    def ship_all(root: Path) -> set[Path]:
+    def ship_all(root: Path, beat: Callable[[], None]) -> set[Path]:
         with world.alone("shippers"):
             for path in unshipped(root):
                 (path / "shipped").touch()
