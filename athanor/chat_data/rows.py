@@ -213,19 +213,14 @@ def own_notes(dropped: Dropped, own: Sequence[str]) -> Iterator[str]:
 
 def own_caps(rows: Sequence[Encoded], params: SftDataParams, own: Sequence[str]) -> dict[str, int]:
     """The caps of the sources that are to be no larger than so many times one's own conversations."""
-    size = sum(
-        row.supervised * (params.sources[row.source].repeats + params.sources[row.source].follow_ups)
-        for row in rows
-        if row.source in own and row.conversation.split == "train"
-    )
-    asked = {name: source.times_own for name, source in params.sources.items() if source.times_own is not None}
-
-    def cap(name: str, times: float) -> int:
-        source = params.sources[name]
-        bound = int(times * size / max(source.repeats + source.follow_ups, 1))
-        return bound if source.max_supervised_tokens is None else min(bound, source.max_supervised_tokens)
-
-    return {name: cap(name, times) for name, times in asked.items()} if size else {}
+    times = {name: source.repeats + source.follow_ups for name, source in params.sources.items()}
+    own_rows = (row for row in rows if row.source in own and row.conversation.split == "train")
+    size = sum(row.supervised * times[row.source] for row in own_rows)
+    caps, sources = {}, params.sources if size else {}
+    for name, source in sources.items():
+        if source.times_own is not None:
+            caps[name] = min(int(source.times_own * size / max(times[name], 1)), source.max_supervised_tokens or 2**62)
+    return caps
 
 
 def encode(
