@@ -41,8 +41,12 @@ def few_files() -> Iterator[int]:
     import resource
 
     usual = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = os.open(os.devnull, os.O_RDONLY) + 56  # the lowest number that is free
-    os.close(limit - 56)
+    free = [
+        os.open(os.devnull, os.O_RDONLY) for _ in range(56)
+    ]  # the limit is of numbers, and some in between are taken
+    limit = free[-1] + 1
+    for number in free:
+        os.close(number)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, usual[1]))
     yield limit
     resource.setrlimit(resource.RLIMIT_NOFILE, usual)

@@ -171,9 +171,14 @@ def new_dir(path: AnyPath) -> Iterator[Path]:
 
 
 def link(path: AnyPath, target: AnyPath) -> None:
-    """Give a finished file a second name; a copy where the file system has no links, or `target` lies on another."""
+    """Give a finished file a second name; a copy where the file system has no links, or `target` lies on another.
+
+    FileExistsError where `target` exists: it may be a link into DVC's cache, which a copy would write through.
+    """
     try:
         os.link(path, target)
+    except FileExistsError:
+        raise
     except OSError:
         shutil.copyfile(path, target)
 

@@ -213,14 +213,12 @@ def own_notes(dropped: Dropped, own: Sequence[str]) -> Iterator[str]:
 
 def own_caps(rows: Sequence[Encoded], params: SftDataParams, own: Sequence[str]) -> dict[str, int]:
     """The caps of the sources that are to be no larger than so many times one's own conversations."""
+    bounds = {name: source.times_own for name, source in params.sources.items() if source.times_own is not None}
     times = {name: source.repeats + source.follow_ups for name, source in params.sources.items()}
-    own_rows = (row for row in rows if row.source in own and row.conversation.split == "train")
-    size = sum(row.supervised * times[row.source] for row in own_rows)
-    caps, sources = {}, params.sources if size else {}
-    for name, source in sources.items():
-        if source.times_own is not None:
-            caps[name] = min(int(source.times_own * size / max(times[name], 1)), source.max_supervised_tokens or 2**62)
-    return caps
+    taught = (row for row in rows if bounds and row.source in own and row.conversation.split == "train")
+    size = sum(row.supervised * times[row.source] for row in taught)
+    caps = {name: int(bound * size / max(times[name], 1)) for name, bound in bounds.items()} if size else {}
+    return {name: min(cap, params.sources[name].max_supervised_tokens or cap) for name, cap in caps.items()}
 
 
 def encode(

@@ -79,7 +79,7 @@ def main() -> int:
     foreign = base != SCRATCH
     stages = ("download", *FOREIGN_STAGES) if foreign else None
     if why := trouble(root):
-        say(f"{why}. The training goes on without it")
+        say(f"{why}. Training continues without it")
     since_ms, runs_before = int(time.time() * 1000), summary.runs(root, stages)
     signals: list[int] = []
     call = live.command_runner(root, arguments, stages or Graph(root).stages, signals)

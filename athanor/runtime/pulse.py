@@ -13,7 +13,7 @@ from athanor.runtime.terminal import say
 class Pulse:
     """Within the block, ends this process with status 1 when there is no beat for so many seconds and `wanted` is false.
 
-    For work that may end at any moment, because the next process goes on with it.
+    For work that may end at any moment, because the next process continues it.
     """
 
     def __init__(self, seconds: float, wanted: Callable[[], bool]) -> None:
@@ -37,6 +37,6 @@ class Pulse:
             if self.wanted():
                 self.beat()
         say(
-            f"nothing was delivered for {self.seconds:.0f} s, and no stage runs: this shipper ends, the next one goes on"
+            f"nothing was delivered for {self.seconds:.0f} s, and no stage runs: this shipper ends, and the next one continues"
         )
         os._exit(1)

@@ -10,14 +10,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
-import os
 import re
-import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from athanor.base.artifacts import MANIFEST, manifest_digest, new_dir, read_json
+from athanor.base.artifacts import MANIFEST, link, manifest_digest, new_dir, read_json
 from athanor.base.errors import AthanorError, InputError, suggest
 from athanor.export.gguf_reader import read_header
 from athanor.runtime.dvc_view import cache_folder
@@ -97,12 +95,7 @@ def materialise(root: Path, model: AvailableModel) -> None:
     files = _cached_files(root, model)
     with new_dir(target) as folder:
         for name, path in files.items():
-            try:
-                os.link(path, folder / name)
-            except FileExistsError:  # never written through: it may be a link into the cache
-                raise
-            except OSError:  # another file system, or one without links
-                shutil.copyfile(path, folder / name)
+            link(path, folder / name)
 
 
 def problem_of(root: Path, model: AvailableModel) -> str:

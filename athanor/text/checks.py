@@ -101,7 +101,10 @@ def check_mojibake(text: str, where: str) -> None:
     if guess is None:
         return
     if not guess.encoding:
-        what, fix = f"most of what is not ASCII was lost («{guess.line}»)", "fetch the text again, and convert it anew"
+        what, fix = (
+            f"most of what is not ASCII was lost («{guess.line}»)",
+            "fetch the text again, and convert it with its own encoding",
+        )
     elif guess.encoding == UTF_8:
         what = f"UTF-8 that was read as {guess.other} and written again: it says «{guess.line}»"
         fix = f"fetch the original, or repair it: iconv -f UTF-8 -t {iconv(guess.other)} OLD > NEW"

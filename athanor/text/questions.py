@@ -31,9 +31,9 @@ class Question(NamedTuple):
     def of(cls, text: str) -> Question:
         words = tuple(_WORD.findall(text.casefold())) or (text.strip(),)
         content = Counter(word for word in words if word not in EMPTY)
-        told = Counter({word: count for word, count in content.items() if word not in ASKING})
+        subject = Counter({word: count for word, count in content.items() if word not in ASKING})
         # Of one word alone the kind of question matters: who somebody is, or why.
-        content = told if told.total() > 1 else content or Counter(words)
+        content = subject if subject.total() > 1 else content or Counter(words)
         return cls(words, content, tuple(word for word in words if not word.isalpha()))
 
     def asked_in(self, other: Question) -> bool:
@@ -42,10 +42,10 @@ class Question(NamedTuple):
             return True
         if not self.content or self.numbers != other.numbers or len(other.words) > len(self.words) + MORE_WORDS:
             return False
-        told = self.content.keys() - ASKING
-        if not told - EMPTY:  # "Who are you?": its own words, and nothing else is asked about
+        subject = self.content.keys() - ASKING
+        if not subject - EMPTY:  # "Who are you?": its own words, and nothing else is asked about
             return self.content == other.content and Counter(self.words) <= Counter(other.words)
-        if len(told) == 1:
+        if len(subject) == 1:
             return self.content == other.content
         more = (other.content - self.content).keys() - ASKING
         return self.content <= Counter(other.words) and len(more) <= MORE_CONTENT

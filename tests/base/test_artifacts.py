@@ -8,6 +8,7 @@ import pytest
 
 from athanor.base.artifacts import (
     canonical_json,
+    link,
     new_dir,
     read_json,
     read_manifest,
@@ -17,6 +18,18 @@ from athanor.base.artifacts import (
     write_manifest,
 )
 from athanor.base.errors import InputError
+
+
+def test_a_second_name_is_a_link_and_never_written_through(tmp_path):
+    first, cache, out = (tmp_path / name for name in ("first", "cache", "out"))
+    first.write_text("new")
+    cache.write_text("old")
+    link(first, tmp_path / "second")
+    assert (tmp_path / "second").samefile(first)
+    os.link(cache, out)
+    with pytest.raises(FileExistsError):
+        link(first, out)
+    assert cache.read_text() == "old"
 
 
 def test_write_replaces_the_inode_so_a_hard_linked_cache_is_safe(tmp_path):

@@ -14,8 +14,6 @@ plots/eval_history/, and all of them to the tracking UI.
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
 import sys
 import tempfile
 import time
@@ -24,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from athanor.base.artifacts import read_json
+from athanor.base.artifacts import link, read_json
 from athanor.base.errors import AthanorError, InputError
 from athanor.cli.cli import positive
 from athanor.cli.evaluate import history
@@ -201,10 +199,5 @@ def linked_copy(slot: Path, path: Path, project: Path) -> Iterator[Path]:
         copy = Path(folder) / slot.parent.name / slot.name / path.name
         copy.mkdir(parents=True)
         for name in (checkpoint.TENSORS, checkpoint.STATE):
-            try:
-                os.link(path / name, copy / name)
-            except FileNotFoundError:
-                raise
-            except OSError:
-                shutil.copyfile(path / name, copy / name)
+            link(path / name, copy / name)
         yield copy
