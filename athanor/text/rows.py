@@ -162,7 +162,7 @@ def _open(path: Path) -> IO[bytes] | gzip.GzipFile:
         return gzip.open(path, "rb")
     if path.suffix.lower() == ".zst":  # the reader of zstandard takes a cut file for a shorter one
         return io.BufferedReader(pa.input_stream(str(path), compression="zstd"), 1 << 20)
-    return open(path, "rb")
+    return open(path, "rb", 1 << 16)  # its beginning decides how it is read
 
 
 def _skip(file: IO[bytes] | gzip.GzipFile, path: Path, count: int) -> None:

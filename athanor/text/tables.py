@@ -64,10 +64,19 @@ def read(
         yield from _table(_ended(_lines(file, path, head, limit, setting)), path, kind, columns, limit)
         return
     begin = head.decode(encodings.marked(head) or "latin-1", "ignore").lstrip("\ufeff \t\r\n")
-    if begin.startswith("[") or kind == ".json":
+    if begin.startswith("[") or (kind == ".json" and not position and not _are_lines(file)):
         yield from _array(_whole(_lines(file, path, head, MAX_WHOLE_BYTES, setting), path), path, columns)
         return
     yield from _objects(_lines(file, path, head, limit, setting, position), path, columns, moved)
+
+
+def _are_lines(file: IO[bytes]) -> bool:
+    """Whether a file begins with one object on each line; such a .json may be of any size."""
+    first, _, rest = file.peek(1 << 16).partition(b"\n")  # type: ignore[attr-defined]
+    try:
+        return rest.lstrip().startswith(b"{") and isinstance(json.loads(first), dict)
+    except ValueError:
+        return False
 
 
 def _objects(lines: Iterable[Line], path: Path, columns: Columns, moved: Tick = ignore) -> Iterator[Found]:

@@ -11,7 +11,7 @@ from athanor.base.errors import InputError
 from athanor.base.strict import build
 from athanor.sources import messages, select
 from athanor.sources.instruct_params import MessagesSource
-from athanor.text import globs
+from athanor.text import globs, tables
 from tests.sources.world import chat, json_lines, read, source
 
 ROWS = [{"text": "one\n\ntwo"}, {"text": 'a "b", c'}, {"text": "é；\tend"}]
@@ -39,6 +39,12 @@ ROWS = [{"text": "one\n\ntwo"}, {"text": 'a "b", c'}, {"text": "é；\tend"}]
 def test_rows_as_others_write_them(tmp_path, name, data):
     (tmp_path / name).write_bytes(gzip.compress(data.encode()) if name.endswith(".gz") else data.encode())
     assert [document.text for document in read(tmp_path / name)] == [row["text"] for row in ROWS]
+
+
+def test_json_lines_in_a_json_file_are_never_held_as_a_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "MAX_WHOLE_BYTES", 2_000)
+    json_lines(tmp_path / "a.json", [{"text": f"{n} " * 300} for n in range(20)])
+    assert [document.text.split()[0] for document in read(tmp_path / "a.json")] == [str(n) for n in range(20)]
 
 
 def test_tables_without_quotes_or_header(tmp_path):
