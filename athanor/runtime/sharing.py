@@ -11,6 +11,7 @@ import os
 import re
 from pathlib import Path
 
+from athanor.base.artifacts import write_bytes
 from athanor.runtime.facts import git
 
 CONFIG = ".dvc/config"
@@ -49,10 +50,9 @@ def without_data(root: Path) -> list[str]:
 
 
 def warning(root: Path, main: Path) -> str:
-    """What a stage says in an experiment from a commit without a remote, once in a checkout; "" otherwise."""
+    """What the first stage says in an experiment from a commit without a remote, once for a commit; "" otherwise."""
     marker, baseline = main / ".athanor" / "no-remote", os.environ.get("DVC_EXP_BASELINE_REV", "")
-    if not baseline or marker.exists() or has_remote(root, baseline):
+    if not baseline or has_remote(root, baseline) or marker.is_file() and marker.read_text() == baseline:
         return ""
-    marker.parent.mkdir(exist_ok=True)
-    marker.touch()
+    write_bytes(marker, baseline.encode())
     return f"the commit of this experiment names no DVC remote: dvc exp push will send it without its data. To share later ones: {NAME_IT}"

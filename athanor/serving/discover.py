@@ -105,7 +105,7 @@ def problem_of(root: Path, model: AvailableModel) -> str:
         return f"the package {package} cannot be imported. Fix: pip install {package}"
     path = Path(model.path)
     try:
-        if model.source == "export" and (problem := _stale_export_problem(path.parent)):
+        if model.source == "export" and (problem := stale_export_problem(path.parent)):
             return problem
         if model.backend == LLAMA_CPP:
             return gguf_problem(path)
@@ -152,7 +152,7 @@ def _looked_at(look: Callable[[Path, str, str], AvailableModel], path: Path, exp
         return AvailableModel(_slug(path.stem), name, str(path), TORCH, "export", 0.0, 0, problem=str(error))
 
 
-def _stale_export_problem(folder: Path) -> str:
+def stale_export_problem(folder: Path) -> str:
     """Why a checkout's export is not one of the weights beside it, "" if it is or cannot be compared."""
     root = folder.parents[1]
     weights = WEIGHTS_OF.get(folder.relative_to(root).as_posix())
@@ -162,7 +162,7 @@ def _stale_export_problem(folder: Path) -> str:
     name = Path(weights).name
     if parents.get(name) == manifest_digest(root / weights):
         return ""
-    fix = f"athanor repro; athanor serve --model {folder.relative_to(root)} serves it all the same"
+    fix = f"athanor repro; or --model {folder.relative_to(root)}, which takes it all the same"
     return f"it was made from other weights than those in {weights}. Fix: {fix}"
 
 

@@ -28,7 +28,7 @@ from athanor.decoding.sampling import Sampling
 from athanor.runtime.machine import anchor, machine
 from athanor.serving.backends.base import Backend, Request
 from athanor.serving.backends.torch_backend import open_backend
-from athanor.serving.discover import discover, materialise
+from athanor.serving.discover import discover, materialise, stale_export_problem
 from athanor.serving.experiments import HF_DIR
 from athanor.serving.memory import GIB
 from athanor.serving.running import CONTINUES
@@ -180,7 +180,8 @@ class Terminal:
             self.forgotten = self.chat.forgotten
         if self.stdout_is_tty:
             tokens_per_second = self.chat.tokens / max(time.monotonic() - started, 1e-9)
-            ending = "stopped, " if self.stop else "cut at the limit, " if self.chat.truncated else ""
+            ending = "cut at the limit, " if self.chat.truncated else "" if self.chat.tokens else "an empty answer, "
+            ending = "stopped, " if self.stop else ending
             print(self.dim(f"{ending}{self.chat.tokens} tokens, {tokens_per_second:,.0f} tokens/s"), flush=True)
 
     def say(self, text: str) -> None:
@@ -217,6 +218,8 @@ def path_of(model: str) -> str:
     """The directory of a model that is named by it, by the export around it, or by its name in the list of a server."""
     inner = Path(model) / HF_DIR
     if inner.is_dir() or Path(model).exists() or "/" in model:
+        if model == DEFAULT_MODEL and (problem := stale_export_problem((anchor() / model).parent)):
+            raise InputError(problem, where=model)
         return str(inner) if inner.is_dir() else model
     (named,) = discover(anchor(), [model])
     if named.problem:

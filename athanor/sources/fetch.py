@@ -237,10 +237,11 @@ class Fetcher:
             return self.map_shards(*arguments, **options)
 
     def _hold_out(self, name: str, tally: Tally) -> Facts:
-        """Where chance held nothing out, hold out what is nearest; returns how many documents that are."""
-        if not self.val_fraction or tally.val["documents"]:
+        """Where chance held too little out, hold out what is nearest; returns how many documents that are."""
+        wanted = holdout.ENOUGH - tally.val["documents"]
+        if not self.val_fraction or wanted <= 0:
             return {}
-        moved = holdout.hold_one_out(self.raw / name)
+        moved = holdout.hold_out(self.raw / name, wanted)
         for document in moved:
             tally.count(document, tally.train, -1)
             tally.count(document, tally.val, 1)

@@ -1,4 +1,4 @@
-"""Hold something out where chance holds nothing out.
+"""Hold something out where chance holds next to nothing out.
 
 The split of a document follows the hash of its content, so a handful of
 documents may all fall on the side of training. What is held out then is what
@@ -8,6 +8,7 @@ the hash puts nearest to the other side: it stays there when documents are added
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from athanor.text.documents import NEIGHBOURHOOD, Document, hash64, read_documen
 from athanor.text.questions import Taught, last_pair
 
 DRAWN = "generated"  # the origin of items that nobody wrote
+ENOUGH = 2  # documents: one alone gives no standard error
 FEW = 1000  # conversations, of which their author knows each
 
 
@@ -28,18 +30,26 @@ def group_of(document: Document) -> str:
     return str(document.meta.get(NEIGHBOURHOOD, document.id))
 
 
-def hold_one_out(folder: Path) -> list[Document]:
-    """Move one group of a source's training documents to validation; returns them. Nothing is moved if there is one group."""
+def hold_out(folder: Path, wanted: int) -> list[Document]:
+    """Move groups of a source's training documents to validation until these are `wanted` documents; returns them.
+
+    Every second group stays, so of a single one nothing is moved.
+    """
     paths = sorted(folder.glob("*.parquet"))
-    groups = {group_of(document) for path in paths for document in read_documents(path)}
-    if len(groups) < 2:
+    documents = (document for path in paths for document in read_documents(path))
+    groups = Counter(group_of(document) for document in documents if document.split == "train")
+    chosen, held_out = set[str](), 0
+    for group in sorted(groups, key=hash64)[: len(groups) // 2]:
+        if held_out < wanted:
+            chosen.add(group)
+            held_out += groups[group]
+    if not chosen:
         return []
-    chosen = min(groups, key=hash64)
     moved: list[Document] = []
 
     def divided() -> Iterator[Document]:
         for document in (document for path in paths for document in read_documents(path)):
-            if group_of(document) == chosen:
+            if document.split == "train" and group_of(document) in chosen:
                 document = replace(document, split="val")
                 moved.append(document)
             yield document
@@ -94,4 +104,4 @@ def remarks(name: str, facts: Facts) -> Iterator[str]:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in facts["unreadable"].items())
         yield f"{name}: files and rows left out, because they cannot be read: {reasons}"
     if moved := facts.get("moved_to_validation"):
-        yield f"{name}: chance held out none of so few documents; the nearest {moved} are held out for validation"
+        yield f"{name}: chance held out fewer than {ENOUGH} of so few documents; the nearest {moved} are held out, too"

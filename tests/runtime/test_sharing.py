@@ -48,6 +48,8 @@ def test_it_is_told_before_and_healed_after_with_the_commands_of_the_page(repo, 
     baseline = repo.run("git", "rev-parse", "HEAD").stdout.strip()
     monkeypatch.setenv("DVC_EXP_BASELINE_REV", baseline)
     assert "names no DVC remote" in warning(repo.path, repo.path) and warning(repo.path, repo.path) == ""
+    monkeypatch.setenv("DVC_EXP_BASELINE_REV", f"{baseline}~0")  # as another commit
+    assert "names no DVC remote" in warning(repo.path, repo.path)
     shutil.rmtree(repo.path / ".athanor")
 
     repo.dvc("remote", "add", "-d", "store", str(tmp_path / "store"))

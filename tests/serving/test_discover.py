@@ -22,6 +22,7 @@ from athanor.serving.discover import discover, materialise, problem_of
 from athanor.serving.experiments import cached, unexported
 from athanor.serving.models import Models
 from athanor.serving.running import running
+from athanor.serving.terminal import DEFAULT_MODEL, path_of
 from tests.evaluation.tiny import make_model, write_tiny_tokenizer
 from tests.serving.live import environment
 from tests.serving.models_tiny import write_export
@@ -176,11 +177,15 @@ def test_a_sweep_that_ends_at_eval_serves_nothing_under_its_names(repo):
         discover(repo, ["swept-1"])
 
 
-def test_a_checkout_s_export_of_other_weights_is_no_default(repo):
+def test_a_checkout_s_export_of_other_weights_is_no_default(repo, monkeypatch):
+    monkeypatch.chdir(repo)
     write_manifest(repo / "models/sft", kind="sft", version=1, counts={"lr": 7})  # trained again, not exported yet
     found = by_id(discover(repo, []))
     local = [one for one in found.values() if one.source == "export"]
     assert len(local) == 3 and all("other weights than those in models/sft" in one.problem for one in local)
+    with pytest.raises(InputError, match="other weights than those in models/sft"):  # athanor chat, too
+        path_of(DEFAULT_MODEL)
+    assert path_of("models/export") == DEFAULT_MODEL
     # What the experiment holds under its own name is its own, though the bytes are those of the checkout's export.
     assert not found["same"].problem and found["same"].source == "experiment"
     assert Models(list(found.values()), memory_bytes=1).default() not in {one.id for one in local}

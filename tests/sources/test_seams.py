@@ -93,18 +93,23 @@ def test_pieces_of_one_neighbourhood_are_on_one_side_and_a_short_text_is_as_it_w
     assert [document.text for document in whole] == [novel(), "A short note."]
 
 
-def test_where_chance_holds_nothing_out_the_nearest_is_held_out(tmp_path: Path):
+def test_where_chance_holds_next_to_nothing_out_the_nearest_is_held_out(tmp_path: Path):
     notes = [Document(f"note {n}", "own", "prose", "MIT", "train", {}) for n in range(10)]
     pieces = [Document(f"piece {n}", "own", "prose", "MIT", "train", {NEIGHBOURHOOD: f"k:{n // 5}"}) for n in range(20)]
     write_shards(tmp_path / "notes" / "own", notes)
-    (moved,) = holdout.hold_one_out(tmp_path / "notes" / "own")
+    moved = [document.text for document in holdout.hold_out(tmp_path / "notes" / "own", 2)]
     after = list(read_sources(tmp_path / "notes"))
-    assert [(d.text, d.split) for d in after] == [(d.text, "val" if d.text == moved.text else "train") for d in notes]
+    assert [(d.text, d.split) for d in after] == [(d.text, "val" if d.text in moved else "train") for d in notes]
+    assert len(moved) == 2
+    assert len(holdout.hold_out(tmp_path / "notes" / "own", 1)) == 1  # with what chance held out
+    assert sum(document.split == "val" for document in read_sources(tmp_path / "notes")) == 3
     write_shards(tmp_path / "pieces" / "own", pieces)
-    assert len({piece.meta[NEIGHBOURHOOD] for piece in holdout.hold_one_out(tmp_path / "pieces" / "own")}) == 1
+    assert len({piece.meta[NEIGHBOURHOOD] for piece in holdout.hold_out(tmp_path / "pieces" / "own", 2)}) == 1
     assert sum(document.split == "val" for document in read_sources(tmp_path / "pieces")) == 5
+    write_shards(tmp_path / "three" / "own", notes[:3])
+    assert len(holdout.hold_out(tmp_path / "three" / "own", 2)) == 1
     write_shards(tmp_path / "copies" / "own", [notes[0]] * 9)
-    assert holdout.hold_one_out(tmp_path / "copies" / "own") == []
+    assert holdout.hold_out(tmp_path / "copies" / "own", 2) == []
 
 
 def test_one_short_text_is_refused_at_once_with_what_to_bring():
