@@ -192,25 +192,31 @@ def check_rules(source: FilesSource, documents: list[Document], params: RulePara
     raise InputError(what, where=f"clean.rules.{source.kind}", fix=fix)
 
 
-def vocabulary(texts: list[str], params: TokenizerParams) -> int:
-    """`vocab_size` where it fits the texts, and those that remain when some are held out or dropped, else a size that does."""
-    wanted = params.vocab_size
+def vocabulary(texts: list[str], params: TokenizerParams) -> tuple[int, float]:
+    """A size and the bytes of a token: `vocab_size` where it fits the texts, and those that remain when some are held out
+    or dropped, else a size that does."""
+    wanted, bytes_per_token = params.vocab_size, 0.0
     for sample in (texts, [text for number, text in enumerate(texts) if number % 4] or texts):
         try:
-            check_vocabulary(sample, params)
+            bytes_per_token = check_vocabulary(sample, params)
         except VocabularySize as error:
             size = error.fits * (3 if error.missing else 5) // 4 // VOCAB_MULTIPLE * VOCAB_MULTIPLE
             params = replace(params, vocab_size=max(size, MIN_VOCABULARY))
     if params.vocab_size != wanted:
-        check_vocabulary(texts, params)
-    return params.vocab_size
+        bytes_per_token = check_vocabulary(texts, params)
+    return params.vocab_size, bytes_per_token
 
 
-def check_vocabulary(texts: list[str], params: TokenizerParams) -> None:
-    """Train a tokenizer on texts, of many on some, and run its gates; VocabularySize where `vocab_size` does not fit them."""
+def check_vocabulary(texts: list[str], params: TokenizerParams) -> float:
+    """Train a tokenizer on texts, of many on some, and run its gates; VocabularySize where `vocab_size` does not fit them.
+
+    Returns the bytes of a token in these texts.
+    """
     size = sum(len(text.encode()) for text in texts)
     texts = texts[:: 1 + size // min(params.sample_bytes, LOOK_BYTES)]
-    gate.check(Tokenizer(train(texts, params)), {"own": texts[:5]}, seed=0)
+    tokenizer = Tokenizer(train(texts, params))
+    gate.check(tokenizer, {"own": texts[:5]}, seed=0)
+    return sum(len(text.encode()) for text in texts) / sum(len(tokenizer.encode(text)) for text in texts)
 
 
 def check_size(documents: Iterable[Document]) -> None:

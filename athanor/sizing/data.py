@@ -20,6 +20,8 @@ PROSE_BYTES_PER_TOKEN = 4.3
 MADE_TOKENS, WRITTEN_TOKENS = 35, 350  # of a conversation: an exercise of ours; one of a person or a large model
 # Of a smaller vocabulary more: by the micro build (1,024 ids) and the default's (4,096).
 MADE_VOCABULARY, VOCABULARY_EXPONENT = 4096, -0.27
+# Of a novel in Japanese, 5,184 ids: English by the letter, and Japanese by 7 bytes a token.
+SPELLED, IN_SCRIPT = 3.2, 0.5
 IDENTITY_ROWS = 102  # of each repeat of the source identity
 DOCSTRINGS_FOUND = 0.9  # of the rows that its maxima allow
 TEMPLATE_TOKENS = 5  # of a question with its answer
@@ -105,30 +107,35 @@ def conversation_tokens(built: Mapping[str, Any], counted: Mapping[str, int] | N
     `counted`: rows of sources that are files, where they were other files.
     """
     vocabulary = built["model"].vocab_size or built["tokenizer"].vocab_size
-    longer = (vocabulary / MADE_VOCABULARY) ** VOCABULARY_EXPONENT
-    sources = [(source, *_rows(source, built, longer)) for source in built["instruct"].sources]
+    made = own_text = (vocabulary / MADE_VOCABULARY) ** VOCABULARY_EXPONENT
+    if built["clean"].rules.prose.min_ascii_fraction is None:  # as `athanor new` writes it for text in another script
+        made, own_text = SPELLED, IN_SCRIPT
+    sources = [(source, *_rows(source, built, made, own_text)) for source in built["instruct"].sources]
     sources = [
         (source, (counted or {}).get(source.name, rows) if getattr(source, "files", None) else rows, each)
         for source, rows, each in sources
     ]
     mean = sum(rows * each for _, rows, each in sources) / max(sum(rows for _, rows, _ in sources), 1)
-    tokens = 0.0
-    for source, rows, each in sources:
+    tokens = own = 0.0
+    # One's own first: they bound others.
+    for source, rows, each in sorted(sources, key=lambda source: not getattr(source[0], "files", None)):
         use = built["sft_data"].sources.get(source.name)
         if use is not None and use.repeats:  # a follow-up comes after another conversation
-            tokens += rows * (each * (use.repeats + use.follow_ups) + mean * use.follow_ups)
+            read = rows * (each * (use.repeats + use.follow_ups) + mean * use.follow_ups)
+            own += read if getattr(source, "files", None) else 0.0
+            tokens += min(read, use.times_own * own) if use.times_own and own else read
     share = built["sft_data"].replay_share
     return int(tokens * (1 + SUPERVISED * share / (1 - share)) / PACKED)
 
 
-def _rows(source: Any, built: Mapping[str, Any], longer: float) -> tuple[float, float]:
+def _rows(source: Any, built: Mapping[str, Any], made: float, own_text: float) -> tuple[float, float]:
     """Conversations of a source, and the tokens of one."""
     if source.type == "exercises":
-        return sum(source.categories.values()) + source.multi_turn_rows, MADE_TOKENS * longer
+        return sum(source.categories.values()) + source.multi_turn_rows, MADE_TOKENS * made
     if source.type == "docstrings":
-        return max(DOCSTRINGS_FOUND * sum(source.max_rows.values()), source.min_rows), MADE_TOKENS * longer
+        return max(DOCSTRINGS_FOUND * sum(source.max_rows.values()), source.min_rows), MADE_TOKENS * made
     if source.type == "identity":
-        return IDENTITY_ROWS * source.repeats, MADE_TOKENS * longer
+        return IDENTITY_ROWS * source.repeats, MADE_TOKENS * made
     if source.files:
         with contextlib.suppress(InputError):  # told by the stage
             files = [path for _, path in messages.find(source)]
@@ -136,7 +143,7 @@ def _rows(source: Any, built: Mapping[str, Any], longer: float) -> tuple[float, 
                 texts = [[message.content for message in row.messages] for row in messages.conversations(source, 1.0)]
                 size = sum(len(text.encode()) for row in texts for text in row)
                 pairs = sum(len(row) for row in texts) / 2
-                tokens = size / BYTES_PER_TOKEN * longer + TEMPLATE_TOKENS * pairs
+                tokens = size / BYTES_PER_TOKEN * own_text + TEMPLATE_TOKENS * pairs
                 return len(texts), min(tokens / max(len(texts), 1), built["model"].context_tokens)
     return (source.max_rows or 10_000) * (2 if source.as_typed else 1), min(
         WRITTEN_TOKENS, built["model"].context_tokens

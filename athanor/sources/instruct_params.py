@@ -115,7 +115,7 @@ class MessagesSource:
     as_typed: bool = False  # every question once more in small letters, without its mark
     wordings: int = param(
         min=0, max=100, default=0
-    )  # of the last question of each conversation, besides: in other words, as people type it
+    )  # of the last question of each conversation, besides: in other words (English ones), as people type it
     hold_out: bool = True  # false: no conversation of it is held out to validate on
     max_malformed_fraction: float = share(0.001)
     max_rows: int | None = param(min=1, max=1_000_000_000, default=None)  # null: all of them

@@ -21,7 +21,7 @@ FRAMES = (
 
 def small_letters(text: str) -> str:
     """The question in small letters and without the marks at its end."""
-    return text.lower().rstrip("?!. \uff1f\uff01\u3002") or text  # the last three: those of Chinese and Japanese
+    return text.lower().rstrip("?!. \uff1f\uff01\u3002\u061f\u0964") or text  # also of Chinese, Japanese, Arabic, Hindi
 
 
 def wordings(text: str, count: int) -> list[str]:
@@ -36,7 +36,7 @@ def wordings(text: str, count: int) -> list[str]:
         found[talk.as_typed(rng, forms[number % len(forms)], text.isascii())] = None
         if len(found) == count + 2:
             break
-    return list(found)[2:]
+    return list(found)[2 if text.isascii() else 1 :]
 
 
 def _forms(text: str) -> Iterator[str]:

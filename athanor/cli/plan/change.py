@@ -19,7 +19,7 @@ from athanor.sizing.data import conversation_tokens
 from athanor.sizing.reference import reference_seconds, text_bytes
 
 # Sections that decide how much there is to do.
-READ = ("download", "instruct", "battery", "classifiers", "tokenizer", "mixture", "sft_data", "model", "eval")
+READ = ("clean", "download", "instruct", "battery", "classifiers", "tokenizer", "mixture", "sft_data", "model", "eval")
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ function sources(tokens) {
   const licences = new Map(rowsOf(tokens, "source", "licence", "train documents").map((row) => [row.source, row.licence]));
   const mixed = rowsOf(tokens, "source", "share", "wanted share").map((row) => line(row.source, row.share,
     `${row.tokens} tokens${row["times read"] ? ` · read ${row["times read"]} times` : ""} · ${licences.get(row.source) ?? "licence not stated"}`));
-  const talks = rowsOf(tokens, "source", "conversations", "licence").map((row) => line(`${row.source}: conversations`, row.conversations, row.licence));
+  const talks = rowsOf(tokens, "source", "conversations", "licence").map((row) => line(`${row.source}: conversations`, `at most ${row.train}`, row.licence));
   return [...mixed, ...talks];
 }
 

@@ -28,6 +28,7 @@ ALWAYS_TAUGHT = 6  # the questions at the head of a topic, which most people ask
 HELD_OUT_SHARE = 5  # one question of so many of a topic is the battery's
 NEAR_WORDS = 3  # questions of so many words that stand within another are no held-out wording of their own
 MAX_ANSWER_WORDS = 30
+WIDE_MARKS = "\uff1f\uff01\u3002\u061f\u0964"  # of Chinese, Japanese, Arabic and Hindi
 SHORT_WORDS = 10  # accepted answers and the turns before a question: no 13-gram may join an item to training rows
 
 
@@ -158,7 +159,7 @@ def as_typed(rng: random.Random, text: str, opened: bool) -> str:
     if known and rng.random() < 0.25:
         long, short = rng.choice(known)
         text = re.sub(rf"\b{long}\b", short, text, count=1)
-    body = text.rstrip("?.!")
+    body = text.rstrip("?.!" + WIDE_MARKS)
     mark = text[len(body) :]
     if mark and opened and rng.random() < 0.06:
         body += rng.choice(TEXTS["enders"])
@@ -169,7 +170,8 @@ def as_typed(rng: random.Random, text: str, opened: bool) -> str:
     elif "{" not in body and rng.random() < 0.04:
         body = body.upper()
     if rng.random() < 0.35:
-        mark = rng.choice(("", "", "", "!", "??") if mark == "?" else ("", "", "!", ".") if mark else ("!", "!", "."))
+        marks = ("", "", "", "!", "??") if mark == "?" else ("", "", "!", ".") if mark else ("!", "!", ".")
+        mark = rng.choice(marks) if (mark or body)[-1:].isascii() else ""
     return body + mark
 
 
