@@ -51,12 +51,12 @@ def open_repo(root: Path) -> Any:
         return repo
 
 
-def busy(repo: Any) -> str:
-    """The DVC process that is at work in this checkout, or ""."""
+def busy(folder: Path) -> str:
+    """The DVC process that is at work in the checkout with this `.dvc/tmp`, or ""."""
     import psutil
 
     try:
-        locks = json.loads((Path(repo.tmp_dir) / "rwlock").read_text(encoding="utf-8"))
+        locks = json.loads((folder / "rwlock").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return ""
     live = [holder for holder in locks.get("write", {}).values() if psutil.pid_exists(holder["pid"])]

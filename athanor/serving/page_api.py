@@ -286,7 +286,13 @@ def _markdown(chat: dict[str, Any], messages: list[dict[str, Any]]) -> str:
             f"## {'Question' if message['role'] == 'user' else name}",
             _fenced(message["content"]) if message["model"] else message["content"].strip(),
         ]
+        if correction := _correction(message):
+            blocks += ["### It should have said", _fenced(correction)]
     return "\n\n".join(blocks) + "\n"
+
+
+def _correction(message: dict[str, Any]) -> str:
+    return (message["feedback"] or {}).get("correction") or ""
 
 
 def _json(chat: dict[str, Any], messages: list[dict[str, Any]]) -> str:
@@ -297,7 +303,9 @@ def _messages(chat: dict[str, Any], messages: list[dict[str, Any]]) -> str:
     if not messages:
         raise InputError("the chat has no messages yet", where="format", fix="ask something first")
     system = [{"role": "system", "content": chat["system"]}] if chat["system"].strip() else []
-    rows = [*system, *({"role": message["role"], "content": message["content"]} for message in messages)]
+    # What is trained on is what should have been said.
+    said = ({"role": row["role"], "content": _correction(row) or row["content"]} for row in messages)
+    rows = [*system, *said]
     return json.dumps({"messages": rows}, ensure_ascii=False) + "\n"
 
 

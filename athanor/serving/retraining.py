@@ -19,6 +19,8 @@ from typing import Any
 
 from athanor.base.artifacts import read_json, write_json
 from athanor.base.errors import AthanorError, InputError
+from athanor.runtime.dvc_view import busy
+from athanor.runtime.journal import alive
 from athanor.runtime.locks import locked
 from athanor.runtime.redact import redact
 
@@ -42,8 +44,12 @@ class Retraining:
         self.root, self.store, self.folder = root, store, root / FOLDER
 
     def start(self) -> dict[str, Any]:
-        """Start it and return its state; Running while one is at work."""
+        """Start it and return its state; Running while one is at work, or the pipeline by another command."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        runs = self.root.glob(".athanor/runs/*/meta.json")
+        if (other := busy(self.root / ".dvc/tmp")) or any(alive(run.parent) for run in runs):
+            what = f"the pipeline runs in this checkout{f', by {other}' if other else ''}"
+            raise Running(what, where="retraining", fix="wait for its end, or end it: athanor stop")
         with open(self.folder / LOCK, "ab") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -61,7 +67,12 @@ class Retraining:
         return self.state()
 
     def state(self) -> dict[str, Any]:
-        """`state` is none, running, done or failed; `text` is the last that it said."""
+        """`state` is none, running, done or failed; `text` is the last that it said; `taught`, how many it is to learn."""
+        rows = self.root / ROWS
+        taught = len(rows.read_bytes().splitlines()) if rows.is_file() else 0
+        return {**self._state(), "taught": taught}
+
+    def _state(self) -> dict[str, Any]:
         path = self.folder / LOG
         if not path.is_file():
             return {"state": "none", "text": ""}
@@ -70,17 +81,19 @@ class Retraining:
         end: dict[str, Any] = {}
         with contextlib.suppress(AthanorError):
             end = read_json(self.folder / END)
-        done = end.get("status") == 0
-        return {"state": "done" if done else "failed", "text": _tail(path, MOST_LINES, SCORE if done else "")}
+        if end.get("status") == 0:
+            return {"state": "done", "text": _tail(path, MOST_LINES, SCORE)}
+        # Why DVC failed stands above what it says of its end.
+        return {"state": "failed", "text": _tail(path, MOST_LINES, r"ERROR:|\bFix:") or _tail(path, MOST_LINES)}
 
 
 def _tail(path: Path, lines: int, of: str = "") -> str:
-    """The last lines of a log that have `of`, without what steers a terminal."""
+    """The last lines of a log in which `of` is found, without what steers a terminal."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - TAIL_BYTES))
         text = file.read().decode("utf-8", "replace")
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
-    said = [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip() and of in line]
+    said = [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip() and re.search(of, line)]
     return redact("\n".join(said[-lines:]))
 
 

@@ -476,6 +476,10 @@ def test_a_chat_is_exported_as_it_is_shown(world):
     messages = [Message(**row) for row in json.loads(line)["messages"]]
     assert [message.role for message in messages] == ["system", "user", "assistant"]
     check_messages(messages, "export")
+    world.client.put(f"/api/messages/{first[-1]['leaf']}/feedback", json={"verdict": "down", "correction": "Hello!"})
+    texts = [world.client.get(f"/api/chats/{chat}/export", params={"format": form}).text for form in files]
+    assert texts[0].endswith("\n\n### It should have said\n\nHello!\n") and "You said" not in texts[2]
+    assert json.loads(texts[2])["messages"][-1]["content"] == "Hello!"
     disposition = files["messages"].headers["content-disposition"]
     plain, _, encoded = disposition.partition("; filename*=UTF-8''")
     assert plain == 'attachment; filename="chat-A-b-X-y-uber-exe.jsonl"' and encoded.startswith("chat-%C3%85-b-")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import random
 import shutil
@@ -79,11 +80,24 @@ def set_params(**dedup) -> None:
         YAML().dump({"clean": section}, file)
 
 
+def test_a_battery_that_drops_the_same_text_changes_nothing_downstream(world):
+    """A corrected answer takes its question out of the battery; pretraining then ran once more on the same text."""
+    run_stage(clean)
+    before = manifest_digest("data/clean")
+    items = Path("data/battery/items.jsonl")
+    row = json.loads(items.read_text().splitlines()[0])
+    asked = {"id": "f" * 16, "prompt": [{"role": "user", "content": "Is a question that no document of these holds here?"}]}
+    items.write_text(items.read_text() + json.dumps({**row, **asked}) + "\n")
+    write_manifest("data/battery", kind="battery", version=1, counts={"items": 2})
+    run_stage(clean)
+    assert manifest_digest("data/clean") == before
+
+
 def test_outputs_describe_each_other(world):
     run_stage(clean)
     verify_files("data/clean")
     manifest, metrics = read_manifest("data/clean", "clean", 1), read_json("metrics/clean.json")
-    parents = {"raw": "data/raw", "battery": "data/battery", "classifiers": "models/classifiers"}
+    parents = {"raw": "data/raw", "classifiers": "models/classifiers"}
     assert manifest["parents"] == {name: manifest_digest(path) for name, path in parents.items()}
     files = {"train": list(read_sources("data/clean/train")), "val": list(read_documents("data/clean/val.parquet"))}
     for split, documents in files.items():

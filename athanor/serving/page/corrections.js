@@ -49,14 +49,14 @@ function draw() {
 
 /** Starts a training on what is accepted, and tells how it goes. */
 function retraining() {
-  const { state: now, text } = state.retraining ?? {};
+  const { state: now, text, taught } = state.retraining ?? {};
   if (!now) return h("div", { id: "retraining", hidden: true });
   const accepted = rows.filter((row) => row.status === "accepted").length;
   const start = () => tell(async () => {
     state.retraining = await send("POST", "/api/retraining");
     await loadModels();
   });
-  const told = { running: "Training… The model as it is answers meanwhile.", done: "Done. The new model answers now.",
+  const told = { running: "Training… The model as it is answers meanwhile.", done: `Done. The new model answers now; it was taught ${taught} of them.`,
     failed: "The training did not finish." }[now];
   return h("section", { id: "retraining", "aria-label": "Training" },
     h("button", { type: "button", class: "primary", onclick: start, disabled: now === "running" || !accepted },
