@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -21,7 +22,9 @@ MOST, MOST_CHARS, LEAST_RIGHT = 4, 90, 0.5
 OWN, OWN_QUESTIONS = "taught", 2  # origin of the questions of one's own conversations; so many are offered of a source
 FIRST = "identity"
 LIKELIHOOD, WRITTEN = "likelihood", "written"  # texts that it goes on with, and items by hand: neither is trained on
-SENTENCE = re.compile(r"[A-Z].*[^.?!][.?!]")
+MARKS = ".?!\u3002\uff1f\uff01\u061f\u0964"  # the last ones: of Chinese, Japanese, Arabic and Hindi
+SENTENCE = re.compile(rf"[A-Z\u0080-\U0010ffff].*[^{MARKS}][{MARKS}]")
+ASKED = re.compile(rf".*[^{MARKS}][{MARKS}]")
 
 
 class Topic(NamedTuple):
@@ -37,10 +40,11 @@ class Topic(NamedTuple):
 
 def starters(path: Path) -> list[dict[str, str]]:
     """Up to four questions, each with its category; `path` is a file or folder of models/export in a checkout."""
-    best_first = [topic for topic in topics(path) if topic.share >= LEAST_RIGHT and SENTENCE.fullmatch(topic.question)]
+    best_first = [topic for topic in topics(path) if topic.share >= LEAST_RIGHT and topic.question]
     # Questions of one's own; then one of each kind of answer before a second one.
     names = Counter(topic.name for topic in best_first)
     own = [topic for topic in best_first if names[topic.name] > 1]
+    best_first = [topic for topic in best_first if topic in own or SENTENCE.fullmatch(topic.question)]
     others = [topic for topic in best_first if topic not in own]
     kinds = list(dict.fromkeys(topic.kind for topic in others))
     first = [next(topic for topic in others if topic.kind == kind) for kind in kinds]
@@ -83,10 +87,30 @@ def _topics(path: Path, digest: str) -> tuple[Topic, ...]:
             question,
         )
         for name, rows in categories.items()
-        for question in _shortest(rows, OWN_QUESTIONS if name in own else 1)
+        for question in (_shortest(_plain(rows), OWN_QUESTIONS) if name in own else _shortest(rows, 1))
     ]
     return tuple(
         sorted(found, key=lambda topic: (topic.name not in own, topic.name != FIRST, -topic.share, topic.name))
+    )
+
+
+def _plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of the wordings of a question, which have one answer, that whose words most of them share: one without a slip."""
+    wordings: dict[str, list[str]] = defaultdict(list)
+    for row in rows:
+        if row["correct"] and len(row["prompt"]) == 1:
+            wordings[row["expected"]].append(row["prompt"][0]["content"])
+    chosen = {max(same, key=_shared(same)) for same in wordings.values()}
+    return [row for row in rows if row["prompt"][0]["content"] in chosen]
+
+
+def _shared(texts: list[str]) -> Callable[[str], tuple[float, bool, int]]:
+    words = {text: set(re.findall(r"\w+", text.casefold())) or {""} for text in texts}
+    counts = Counter(word for each in words.values() for word in each)
+    return lambda text: (
+        sum(counts[word] - len(texts) / 2 for word in words[text]),
+        bool(ASKED.fullmatch(text)),
+        -len(text),
     )
 
 

@@ -57,8 +57,11 @@ def test_they_are_answered_questions_of_the_model_of_several_kinds_and_itself_fi
 
 def test_questions_of_one_s_own_conversations_come_first(tmp_path: Path) -> None:
     own = [
-        row("talks", text) | {"origin": "taught"}
-        for text in ("What is a crate?", "What is a union?", "What is a trait object?")
+        row("talks", text) | {"origin": "taught", "expected": answer}
+        for text, answer in (
+            *(("What is a crate?", "A"), ("WHAT IS A CRTE?", "A"), ("tell me what a crate is", "A")),
+            *(("Union?", "B"), ("What is a union?", "B"), ("what is a union", "B"), ("What is a trait object?", "C")),
+        )
     ]
     offered = starters(checkout(tmp_path, [*own, *ROWS]) / "hf")
     assert [one["text"] for one in offered] == [

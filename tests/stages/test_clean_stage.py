@@ -86,7 +86,10 @@ def test_a_battery_that_drops_the_same_text_changes_nothing_downstream(world):
     before = manifest_digest("data/clean")
     items = Path("data/battery/items.jsonl")
     row = json.loads(items.read_text().splitlines()[0])
-    asked = {"id": "f" * 16, "prompt": [{"role": "user", "content": "Is a question that no document of these holds here?"}]}
+    asked = {
+        "id": "f" * 16,
+        "prompt": [{"role": "user", "content": "Is a question that no document of these holds here?"}],
+    }
     items.write_text(items.read_text() + json.dumps({**row, **asked}) + "\n")
     write_manifest("data/battery", kind="battery", version=1, counts={"items": 2})
     run_stage(clean)
