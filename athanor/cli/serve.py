@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     import uvicorn
 
     from athanor.serving.app import HOST_NAME, LOOPBACK, Server, build_app
-    from athanor.serving.discover import discover
+    from athanor.serving.discover import Local, discover
     from athanor.serving.experiments import unexported
     from athanor.serving.memory import GIB, default_memory_bytes
     from athanor.serving.models import Models
@@ -69,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
 
     root, settings = anchor(), machine()
     key = read_key(args.api_key_file)
+    # Before the models: what comes while they are looked at is seen afterwards.
+    changed = (lambda: None) if args.model else Local(root).changed
     served = discover(root, args.model)
     undone = tuple if args.model else partial(running, root)
     spec = {
@@ -93,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     retraining = Retraining(root, store.path) if own else None
 
     def app() -> object:  # inside the event loop, to which the models belong
-        models = Models(served, memory_bytes=memory, root=root, spec=spec, running=undone)
+        models = Models(served, memory_bytes=memory, root=root, spec=spec, running=undone, local=changed)
         return build_app(
             models,
             store,

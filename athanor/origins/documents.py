@@ -20,6 +20,7 @@ from athanor.base.errors import InputError
 from athanor.base.work import Facts
 from athanor.data import rows, shards
 from athanor.origins.reading import Reading
+from athanor.origins.replacing import at_work, not_here
 from athanor.runtime.dvc_lock import built_params
 from athanor.text.documents import content_id, shard_files
 from athanor.tokenizer.tokenizer import Tokenizer
@@ -228,20 +229,20 @@ def trained_on(root: Path) -> list[Text | Conversations]:
     """All that this checkout trains on, conversations first. InputError where it is not here, or of another tokenizer."""
     if not (root / SHARDS / MANIFEST).is_file():
         fix = "dvc checkout data/shards (dvc pull where it was made elsewhere), or dvc repro shard"
-        raise InputError("the training text is not here", where=str(SHARDS), fix=fix)
+        raise not_here("the training text is not here", str(SHARDS), fix, at_work(root))
     tokenizer, manifest = Tokenizer.load(root / TOKENIZER), shards.read_shards_manifest(root / SHARDS)
-    _check_tokenizer(manifest, tokenizer, SHARDS)
+    _check_tokenizer(root, manifest, tokenizer, SHARDS)
     names = [shards.TRAIN, *([shards.COOLDOWN] if shards.COOLDOWN in manifest else [])]
     texts = [Text(root, name, tokenizer) for name in names]
     if not (root / SFT / MANIFEST).is_file():
         return [*texts]
-    _check_tokenizer(read_manifest(root / SFT, rows.KIND, rows.VERSION), tokenizer, SFT)
+    _check_tokenizer(root, read_manifest(root / SFT, rows.KIND, rows.VERSION), tokenizer, SFT)
     return [Conversations(root, tokenizer), *texts]
 
 
-def _check_tokenizer(manifest: Mapping[str, Any], tokenizer: Tokenizer, folder: Path) -> None:
+def _check_tokenizer(root: Path, manifest: Mapping[str, Any], tokenizer: Tokenizer, folder: Path) -> None:
     if manifest["tokenizer"] != tokenizer.digest:
-        raise InputError(f"made with another tokenizer than {TOKENIZER}", where=str(folder), fix="dvc repro")
+        raise not_here(f"made with another tokenizer than {TOKENIZER}", str(folder), "dvc repro", at_work(root))
 
 
 def _digest(manifest: Mapping[str, Any], beginning: str) -> str:

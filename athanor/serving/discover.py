@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
+import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from athanor.base.artifacts import MANIFEST, link, manifest_digest, new_dir, read_json
 from athanor.base.errors import AthanorError, InputError, suggest
@@ -23,6 +25,7 @@ from athanor.serving.experiments import (
     BASE,
     EXPORT,
     HF_DIR,
+    TOKENIZER,
     WEIGHTS_OF,
     cached,
     export_of,
@@ -68,8 +71,7 @@ def discover(root: Path, requested: Sequence[str]) -> list[AvailableModel]:
     """
     root = root.resolve()
     available, names = _with_experiments(root, _local(root))
-    base = str(root / BASE)
-    available = _unique(sorted(available, key=lambda model: (bool(model.fetch), model.path == base, -model.created)))
+    available = unique(sorted(available, key=rank))
     if not requested:
         return available
     by_path = {model.path: model for model in available}
@@ -81,7 +83,12 @@ def discover(root: Path, requested: Sequence[str]) -> list[AvailableModel]:
             fix = f"dvc exp apply {value}, then dvc repro export; it is {EXPORT} then, and no longer named {value}"
             raise InputError(what, where=f"--model {value}", fix=fix)
     chosen = [by_name[value] if value in by_name else _named_path(value, sorted(by_name)) for value in requested]
-    return _unique(dict.fromkeys(chosen))
+    return unique(dict.fromkeys(chosen))
+
+
+def rank(model: AvailableModel) -> tuple[bool, bool, float]:
+    """Key to sort by: the checkout's own exports, its base model, experiments; each group newest first."""
+    return bool(model.fetch), model.path.endswith(f"/{BASE}"), -model.created
 
 
 def materialise(root: Path, model: AvailableModel) -> None:
@@ -126,6 +133,41 @@ def problem_of(root: Path, model: AvailableModel) -> str:
 
 
 # -- this checkout and paths ------------------------------------------------------
+
+
+class Local:
+    """This checkout's own models, looked at again once a file of theirs has changed since it was made."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+        self._seen = self._states()
+
+    def changed(self) -> list[AvailableModel] | None:
+        """All of them as they are now, the default first; None where no file has changed since the last call.
+
+        Without a change that costs one stat for each file beside the models; with one, no experiment is looked at.
+        """
+        states = self._states()  # before the models: what changes meanwhile is seen by the next call
+        if states == self._seen:
+            return None
+        self._seen = states
+        return sorted(_local(self.root), key=rank)
+
+    def _states(self) -> list[Any]:
+        """Of all that says which models there are and whether they can be served: the weights of exports, too."""
+        exports = [folder for export in WEIGHTS_OF for folder in (export, f"{export}/{HF_DIR}")]
+        return [_states(self.root / folder) for folder in (*exports, *WEIGHTS_OF.values(), BASE, TOKENIZER)]
+
+
+def _states(folder: Path) -> list[tuple[str, int, int, int]]:
+    states = []
+    with contextlib.suppress(OSError), os.scandir(folder) as files:
+        for file in files:
+            stat = None
+            with contextlib.suppress(OSError):  # a link to nothing
+                stat = file.stat()
+            states.append((file.name, *((stat.st_ino, stat.st_mtime_ns, stat.st_size) if stat else (0, 0, 0))))
+    return sorted(states)
 
 
 def _local(root: Path) -> list[AvailableModel]:
@@ -217,8 +259,9 @@ def _slug(name: str) -> str:
     return re.sub(r"[^\w.+-]+", "-", name).strip("-") or "model"
 
 
-def _unique(models: Iterable[AvailableModel]) -> list[AvailableModel]:
-    used_ids: set[str] = set()
+def unique(models: Iterable[AvailableModel], taken: Collection[str] = ()) -> list[AvailableModel]:
+    """The models with a number behind each id that another one has, or that is `taken`."""
+    used_ids = set(taken)
     result = []
     for model in models:
         name, number = model.id, 1

@@ -3,7 +3,9 @@
 Requests for a model that is being loaded share the load. A model that does not
 fit makes the least recently used idle ones leave; busy ones are never
 interrupted, so a request may have to wait for one of them to finish. A model
-whose files were replaced is loaded anew for the next request.
+whose files were replaced is loaded again for the next request. The list
+follows the disk: models that appear in the checkout are listed at the next
+look, and those that are gone leave it once nobody is answered by them.
 """
 
 from __future__ import annotations
@@ -11,20 +13,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from athanor.base.errors import AthanorError, InputError, suggest
-from athanor.serving.about import SHAPE, file_states, shape
+from athanor.serving.about import file_states
 from athanor.serving.backends.base import Request
-from athanor.serving.discover import AvailableModel, materialise, problem_of
+from athanor.serving.discover import AvailableModel, materialise, problem_of, rank, unique
+from athanor.serving.entries import Entry
 from athanor.serving.memory import estimate, size_text
 from athanor.serving.metrics import Metrics
-from athanor.serving.running import AT_WORK, UNDONE, gone, template_of
-from athanor.serving.starters import starters
+from athanor.serving.running import AT_WORK, UNDONE, gone
 from athanor.serving.worker import Worker
 
 WAIT_SECONDS = 120.0  # for memory that other models hold
@@ -43,34 +45,10 @@ class MemoryHeld(InputError):
     """Models that are answering hold the memory; nothing is wrong with the requested model."""
 
 
-@dataclass
-class _ModelEntry:
-    """A model and its state. reserved: bytes set aside while it is loaded; measured: bytes it held at the last look."""
-
-    model: AvailableModel
-    worker: Any = None
-    task: asyncio.Task[None] | None = None
-    busy: int = 0
-    last_used: int = 0  # number of the request that used it last
-    reserved: int = 0
-    measured: int = 0
-    files: Any = None  # state of the files that it was loaded from
-    info: Mapping[str, Any] = field(default_factory=dict)  # what its files say, then what its process says
-    failure: tuple[str, float, Any] | None = None  # reason, when, state of the files
-
-    def ready(self) -> bool:
-        return self.worker is not None and self.worker.alive
-
-    def held_bytes(self) -> int:
-        if self.ready():
-            self.measured = int(self.worker.resident_bytes())
-            return self.measured
-        return self.reserved
-
-
 class Models:
-    """The `available` models behind one `answer`, and those that come and go (`running`). Belongs to one event loop.
+    """The `available` models behind one `answer`, and those that come and go. Belongs to one event loop.
 
+    `running`: those that are not done. `local`: the checkout's own as they are now, None where they are as they were.
     `spec`: what a worker is told besides path and backend. start: makes a worker from such a spec. root: of the checkout.
     """
 
@@ -82,58 +60,73 @@ class Models:
         root: Path = Path("."),
         spec: Mapping[str, Any] | None = None,
         running: Callable[[], Sequence[AvailableModel]] = tuple,
+        local: Callable[[], Sequence[AvailableModel] | None] = lambda: None,
         start: Start = Worker.start,
         wait_seconds: float = WAIT_SECONDS,
         retry_seconds: float = RETRY_SECONDS,
     ) -> None:
         self.memory_bytes, self.root, self.spec = memory_bytes, root.resolve(), dict(spec or {})
         self.wait_seconds, self.retry_seconds = wait_seconds, retry_seconds
-        self._start, self._running, self.metrics = start, running, Metrics()
-        self._entries: dict[str, _ModelEntry] = {}
+        self._start, self._running, self._local, self.metrics = start, running, local, Metrics()
+        self._entries: dict[str, Entry] = {}
         self._closing_bytes = 0  # bytes of workers that are being closed
         self._request_count = 0
         self._changed = asyncio.Condition()
         self._closed = False
         self._background: set[asyncio.Task[None]] = set()
-        for model in available:
-            self._add(model)
+        self._add(available)
         self.refresh()
 
-    def _add(self, model: AvailableModel) -> None:
-        path = Path(model.path)
-        entry = self._entries[model.id] = _ModelEntry(model, info=shape(path) | template_of(path))
-        if model.problem:
-            entry.failure = (model.problem, time.monotonic(), file_states(model))
+    def _add(self, models: Iterable[AvailableModel]) -> None:
+        self._entries |= {model.id: Entry(model) for model in unique(models, self._entries)}
 
     def refresh(self) -> None:
-        """Add the models that trainings have made since; those that they have dropped leave unless they are in use."""
-        present = {model.id: model for model in self._running()}
+        """Follow the trainings and the disk: add what they have made since, and drop what is gone and in nobody's use."""
+        self._follow_disk()
+        present = {model.path: model for model in self._running()}
+        for entry in self._entries.values():
+            if entry.model.source != UNDONE:
+                continue
+            if found := present.pop(entry.model.path, None):
+                entry.follow(found)
+            else:
+                label = entry.model.label.replace(AT_WORK, "not the newest any more")
+                entry.gone, entry.model = True, replace(entry.model, label=label)
+        self._add(present.values())
         for name, entry in list(self._entries.items()):
-            if entry.model.source == UNDONE and present.pop(name, None) is None:
-                entry.model = replace(entry.model, label=entry.model.label.replace(AT_WORK, "not the newest any more"))
-                if not (entry.ready() or entry.busy or entry.task):
-                    del self._entries[name]
-        for model in present.values():
-            self._add(model)
+            if entry.gone and not entry.at_work() and (not entry.ready() or self._superseded(entry)):
+                del self._entries[name]
+                if entry.worker is not None:
+                    self._release(entry)
+
+    def _follow_disk(self) -> None:
+        """Add the checkout's own models that are new, and look at the others again, after a change of their files."""
+        if (local := self._local()) is None:
+            return
+        present = {model.path: model for model in local}
+        for entry in self._entries.values():
+            if entry.model.source == "export":
+                if found := present.pop(entry.model.path, None):
+                    entry.follow(found)
+                else:
+                    entry.gone = True
+        self._add(present.values())
+        order = sorted(self._entries.items(), key=lambda item: (item[1].model.source == UNDONE, rank(item[1].model)))
+        self._entries = dict(order)
+
+    def _superseded(self, entry: Entry) -> bool:
+        """Whether the training of a checkpoint has come to its model: that is newer."""
+        done = [other for other in self._entries.values() if other.model.source == "export" and not other.failure]
+        return entry.model.source == UNDONE and any(other.model.created > entry.model.created for other in done)
 
     def states(self) -> list[dict[str, Any]]:
         """Every model as the page gets it (GET /api/state)."""
-        return [self._state(entry) for entry in self._entries.values()]
+        self._follow_disk()
+        return [entry.state() for entry in self._entries.values()]
 
     def state(self, model: str) -> dict[str, Any]:
         """One of them. NoModel for an unknown one."""
-        return self._state(self._entry(model))
-
-    def _state(self, entry: _ModelEntry) -> dict[str, Any]:
-        model, info = entry.model, entry.info
-        state = "loading" if entry.task else "ready" if entry.ready() else "failed" if entry.failure else "idle"
-        return {
-            **{name: getattr(model, name) for name in ("id", "label", "source", "backend", "created")},
-            "state": state,
-            "reason": entry.failure[0] if entry.failure and state == "failed" else None,
-            "starters": starters(Path(model.path)),
-            **{key: info.get(key) for key in (*SHAPE, "defaults", "template")},
-        }
+        return self._entry(model).state()
 
     def memory(self) -> dict[str, int]:
         """Bytes that the process of each loaded model holds."""
@@ -141,9 +134,10 @@ class Models:
 
     def default(self) -> str:
         """The first model that is not known to be broken. InputError if there is none at all."""
+        self._follow_disk()
         if not self._entries:
             raise InputError("there is no model", where="models/export", fix="make one: make repro; or --model PATH")
-        usable = [name for name, entry in self._entries.items() if entry.failure is None]
+        usable = [name for name, entry in self._entries.items() if entry.ready() or entry.failure is None]
         return (usable or list(self._entries))[0]
 
     def answer(self, model: str, request: Request) -> AsyncIterator[dict[str, Any]]:
@@ -154,14 +148,16 @@ class Models:
         """What is served under a name. NoModel for an unknown one."""
         return self._entry(model).model
 
-    def _entry(self, model: str) -> _ModelEntry:
+    def _entry(self, model: str) -> Entry:
         if model not in self._entries:
-            names = ", ".join([*self._entries][:8]) or "nothing; make a model (make repro), then start the server again"
+            self.refresh()
+        if model not in self._entries:
+            names = ", ".join([*self._entries][:8]) or "nothing yet; make a model: make repro"
             fix = suggest(model, self._entries, f"served here: {names}", cutoff=0.6)
             raise NoModel(f"there is no model '{model[:200]}'", where="model", fix=fix)
         return self._entries[model]
 
-    async def _answer(self, entry: _ModelEntry, request: Request) -> AsyncIterator[dict[str, Any]]:
+    async def _answer(self, entry: Entry, request: Request) -> AsyncIterator[dict[str, Any]]:
         self._request_count += 1
         entry.last_used = self._request_count
         entry.busy += 1
@@ -169,8 +165,7 @@ class Models:
         try:
             # Asked for before the worker is looked at: another request may change it meanwhile.
             if await asyncio.to_thread(file_states, entry.model) not in (None, entry.files) and entry.ready():
-                worker, size, entry.worker = entry.worker, entry.held_bytes(), None
-                self._in_background(self._retire(worker, size))
+                self._release(entry)
             if not entry.ready():
                 yield {"type": "loading"}
                 await self._ensure_loaded(entry)
@@ -195,7 +190,7 @@ class Models:
 
     # -- loading ----------------------------------------------------------------
 
-    async def _ensure_loaded(self, entry: _ModelEntry) -> None:
+    async def _ensure_loaded(self, entry: Entry) -> None:
         """Return when the model answers; raises the reason if it cannot."""
         if entry.task is None and entry.failure and not await self._may_retry(entry, entry.failure):
             raise InputError(entry.failure[0])
@@ -217,14 +212,14 @@ class Models:
         if not entry.ready():
             raise InputError("its process ended as soon as it was loaded", where=entry.model.id, fix="ask again")
 
-    async def _may_retry(self, entry: _ModelEntry, failure: tuple[str, float, Any]) -> bool:
+    async def _may_retry(self, entry: Entry, failure: tuple[str, float, Any]) -> bool:
         _, failed_at, files = failure
         return (
             time.monotonic() - failed_at >= self.retry_seconds
             or await asyncio.to_thread(file_states, entry.model) != files
         )
 
-    async def _load(self, entry: _ModelEntry) -> None:
+    async def _load(self, entry: Entry) -> None:
         model = entry.model
         files = await asyncio.to_thread(file_states, model)
         try:
@@ -268,7 +263,7 @@ class Models:
     def _held_bytes(self) -> int:
         return self._closing_bytes + sum(entry.held_bytes() for entry in self._entries.values())
 
-    async def _reserve_memory(self, entry: _ModelEntry, needed: int) -> None:
+    async def _reserve_memory(self, entry: Entry, needed: int) -> None:
         """Set `needed` bytes aside for a model; MemoryHeld where other models do not free them in time."""
         if needed > self.memory_bytes:
             raise self._too_large(entry, needed, "it needs about")
@@ -307,8 +302,13 @@ class Models:
             self._closing_bytes -= size
         return True
 
+    def _release(self, entry: Entry) -> None:
+        """Let a worker go that nobody is to ask any more."""
+        worker, size, entry.worker = entry.worker, entry.held_bytes(), None
+        self._in_background(self._retire(worker, size))
+
     async def _retire(self, worker: Any, size: int) -> None:
-        """Close a worker whose files were replaced, once it has ended its answers; who needs its memory waits."""
+        """Close a worker once it has ended its answers; who needs its memory waits."""
         self._closing_bytes += size
         try:
             await worker.retire()
@@ -324,7 +324,7 @@ class Models:
                     pass
             self._changed.notify_all()
 
-    def _too_large(self, entry: _ModelEntry, size: int, verb_phrase: str) -> InputError:
+    def _too_large(self, entry: Entry, size: int, verb_phrase: str) -> InputError:
         return InputError(
             f"{verb_phrase} {size_text(size)}, "
             f"more than the {size_text(self.memory_bytes)} that all models together may take",

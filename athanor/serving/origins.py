@@ -13,10 +13,13 @@ from athanor.base.errors import AthanorError, InputError
 from athanor.base.work import Facts
 from athanor.origins.documents import trained_on
 from athanor.origins.index import ready
+from athanor.origins.replacing import at_work, not_here
 from athanor.origins.tracing import Tracer
+from athanor.runtime.locks import locked
 from athanor.serving.discover import AvailableModel
-from athanor.serving.experiments import HF_DIR, is_base
+from athanor.serving.experiments import BASE, HF_DIR, is_base
 from athanor.serving.files import FACTS_FILE
+from athanor.serving.retraining import FOLDER, LOCK
 
 # By its name in the lineage: what a model learned from, and the models of this checkout whose steps are told.
 DATA = {"shards": Path("data/shards"), "sft_data": Path("data/sft")}
@@ -48,9 +51,12 @@ def _checkout(model: AvailableModel) -> Path:
     path = Path(model.path)
     if is_base(path):  # its other data are its fine-tuned model's
         if read_manifest(path, "model", 1)["parents"]["shards"] != _digest(path.parents[1] / DATA["shards"]):
-            raise InputError(MADE_ELSE.format(DATA["shards"]), where=model.id, fix="dvc repro pretrain")
+            raise _made_else(path.parents[1], DATA["shards"], model, "dvc repro pretrain")
         return path.parents[1]
-    root = path.parents[2] if len(path.parents) > 2 else path
+    removed_base = path.as_posix().endswith(f"/{BASE}")  # its process still answers while pretraining runs again
+    root = path.parents[1 if removed_base else 2] if len(path.parents) > 2 else path
+    # A checkpoint lies deeper than an export.
+    root = next((folder.parent for folder in path.parents if folder.name == ".athanor"), root)
     lineage: Mapping[str, str] = {}
     for file in (path / FACTS_FILE, path.parent / HF_DIR / FACTS_FILE):
         with suppress(AthanorError, OSError, KeyError, TypeError):
@@ -58,10 +64,15 @@ def _checkout(model: AvailableModel) -> Path:
     for name, folder in (DATA | WEIGHTS).items():
         here = _digest(root / folder)
         if lineage.get(name) != here and (here or name in DATA):
-            what = MADE_ELSE.format(folder)
             fix = "dvc checkout or dvc pull; for an experiment's model first dvc exp apply"
-            raise InputError(what, where=model.id, fix=fix)
+            raise _made_else(root, folder, model, fix)
     return root
+
+
+def _made_else(root: Path, folder: Path, model: AvailableModel, fix: str) -> InputError:
+    # Between two stages no run is alive, and a training that the page has started is still at work.
+    stages = at_work(root) or ["athanor repro"] * locked(root / FOLDER / LOCK)
+    return not_here(MADE_ELSE.format(folder), model.id, fix, stages)
 
 
 def _digest(folder: Path) -> str:

@@ -326,7 +326,7 @@ async def test_an_unknown_model_is_named_with_the_nearest(world):
         models.answer("athnor", HELLO)
     with pytest.raises(InputError, match="served here: athanor, other"):  # nothing like it: a guess would mislead
         models.answer("gold-fig", HELLO)
-    with pytest.raises(InputError, match="make a model .make repro., then start the server again"):
+    with pytest.raises(InputError, match="nothing yet; make a model: make repro"):
         Models([], memory_bytes=1).answer("athanor", HELLO)
     with pytest.raises(InputError, match="make repro"):
         Models([], memory_bytes=1).default()
