@@ -91,8 +91,13 @@ def not_taught(items: Sequence[Item], conversations: Iterable[Conversation], not
     rows = list(conversations)
     asked = {message.content for row in rows for message in row.messages if message.role == "user"}
     taught = Taught((*pair, 1) for pair in map(last_pair, (row.messages for row in rows)) if pair)
-    texts = ((item, item.prompt[-1].content) for item in items)
-    left = [item for item, text in texts if item.origin != DRAWN or text not in asked and not taught.asks(text)]
+
+    def is_taught(item: Item) -> bool:
+        text = item.prompt[-1].content
+        # Whether another question about the same is taught shows by the answer.
+        return text in asked or taught.asks(text) or any(taught.contradicts(text, said) for said in item.accepted)
+
+    left = [item for item in items if item.origin != DRAWN or not is_taught(item)]
     if count := len(items) - len(left):
         note(f"{count} questions of the battery are taught by your own conversations, and not asked any more")
     return left

@@ -1,16 +1,20 @@
 """Whether two questions ask the same in other words, so that different answers to them contradict each other.
 
-A comparison of words: it knows a question asked politely, shortened or turned around, and no synonyms.
+A comparison of words: it knows a question asked politely, shortened or turned around. Of synonyms it knows those of the
+recipe alone: questions about the assistant that have one answer, such as who made or created it.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from athanor.base.work import Facts
 from athanor.text.conversations import Message
+from athanor.text.recipes import recipe
 
 MORE_WORDS = 8  # in the longer one, such as "Excuse me, could you tell me": more of them ask for something else
 MORE_CONTENT = 1  # of them may say what is asked about: more of those ask about something narrower
@@ -19,6 +23,11 @@ EMPTY = frozenset(
     "a an the of in on at to for by with from is are was were be am do does did can could will would please tell say me my i you u "
     "your it its this that there know about hi hello hey so and well now want s question excuse athanor".split()
 )
+# Around a question of the recipe; fewer than EMPTY: "What are you for?" asks for more than "What are you?".
+POLITE = frozenset(
+    "hi hello hey so please now excuse me a question and well athanor can could you tell do know i want to".split()
+)
+TYPED = {"s": "is", "u": "you", "r": "are"}  # how the made rows shorten words
 _WORD = re.compile(r"\w+|[-+*/=<>%^](?=\s*\d)")
 
 
@@ -51,12 +60,51 @@ class Question(NamedTuple):
         return self.content <= Counter(other.words) and len(more) <= MORE_CONTENT
 
 
+class Topic(NamedTuple):
+    """Questions of the recipe that get the same answers (recipes/python/identity.yaml)."""
+
+    questions: tuple[frozenset[str], ...]
+    same: tuple[frozenset[str], ...]  # of them, which a person's answer to any of these holds for
+    answers: re.Pattern[str]
+
+    @classmethod
+    def of(cls, facts: Facts) -> Topic:
+        questions = {text: _plain(Question.of(text)) for text in facts["questions"]}
+        same = tuple(words for text, words in questions.items() if re.search(facts["same"], text))
+        answers = (re.sub(r"\\{\w+\\}", ".+", re.escape(answer)) for answer in facts["answers"])
+        return cls(tuple(questions.values()), same, re.compile("|".join(answers)))
+
+    def taught_by(self, question: str, answer: str) -> bool:
+        """Whether a person answers one of the questions with one meaning, and not as the recipe does."""
+        return _among(_plain(Question.of(question)), self.same) and not self.answers.fullmatch(answer)
+
+    def has(self, question: frozenset[str], answer: str) -> bool:
+        """By the answer, too: the recipe mistypes some of its questions."""
+        return _among(question, self.questions) or bool(self.answers.fullmatch(answer))
+
+
+def _plain(question: Question) -> frozenset[str]:
+    return frozenset(TYPED.get(word, word) for word in question.words)
+
+
+def _among(words: frozenset[str], questions: Iterable[frozenset[str]]) -> bool:
+    return any(asked <= words <= asked | POLITE for asked in questions)
+
+
+@functools.cache
+def topics() -> tuple[Topic, ...]:
+    return tuple(Topic.of(facts) for facts in recipe("identity")["topics"].values() if "same" in facts)
+
+
 class Taught:
     """Questions with their answers, ready to be searched for others that ask the same."""
 
     def __init__(self, pairs: Iterable[tuple[str, str, int]]) -> None:
         """`pairs`: question, answer and rank; of answers to one question that of the highest rank holds."""
-        found = [(Question.of(asked), Question.of(answer).words, rank) for asked, answer, rank in dict.fromkeys(pairs)]
+        pairs = list(dict.fromkeys(pairs))
+        found = [(Question.of(asked), Question.of(answer).words, rank) for asked, answer, rank in pairs]
+        about = ((topic, answer) for asked, answer, _ in pairs for topic in topics() if topic.taught_by(asked, answer))
+        self._topics = dict.fromkeys((topic, Question.of(answer).words) for topic, answer in about)
         seen = Counter(word for question, _, _ in found for word in question.content)
         self._highest = max((rank for _, _, rank in found), default=0)
         self._by_word: dict[str, list[tuple[Question, tuple[str, ...], int]]] = {}
@@ -69,11 +117,15 @@ class Taught:
         return bool(self._found(Question.of(text)))
 
     def contradicts(self, question: str, answer: str, rank: int = 0) -> bool:
-        """Whether a question of a higher rank has another answer than this one."""
+        """Whether a question of a higher rank has another answer than this one; of rank 0, also one of its topic."""
         if rank >= self._highest:
             return False
-        said = Question.of(answer).words
-        return any(held > rank and said != words for words, held in self._found(Question.of(question)))
+        said, asked = Question.of(answer).words, Question.of(question)
+        if any(held > rank and said != words for words, held in self._found(asked)):
+            return True
+        # No row of a person's own: "How were you made?" may get another answer there than "Who made you?".
+        about = () if rank else self._topics
+        return any(said != words and topic.has(_plain(asked), answer) for topic, words in about)
 
     def _found(self, question: Question) -> list[tuple[tuple[str, ...], int]]:
         near = (row for word in dict.fromkeys(question.words) for row in self._by_word.get(word, ()))

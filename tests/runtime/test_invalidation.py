@@ -269,7 +269,8 @@ def test_every_module_makes_stale_what_is_declared(pipeline):
 
 def test_every_output_and_input_makes_stale_what_is_declared(pipeline):
     """Changed in the workspace, an output is made again by its stage, and its readers see another file."""
-    names, wrong = ["corpus/new.txt", "corpus/README.md", "battery/written.jsonl", "recipes/python/identity.yaml"], []
+    names, wrong = ["corpus/new.txt", "corpus/README.md", "battery/written.jsonl"], []
+    names += ["recipes/python/exercises.yaml", "recipes/python/identity.yaml"]
     for out in (Path(out.fs_path) for stage in pipeline.stages.values() for out in stage.outs):
         files = sorted(out.iterdir()) if out.is_dir() else [out]
         names += [file.relative_to(pipeline.path).as_posix() for file in files]

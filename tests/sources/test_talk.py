@@ -18,11 +18,12 @@ from athanor.sources.exercises import facts, talk
 from athanor.sources.exercises.build import check_held_out, draw_exercises, training_conversations
 from athanor.sources.exercises.talk import TEXTS, TOPICS, About, words_of
 from athanor.sources.exercises.written import read_written
+from athanor.sources.holdout import not_taught
 from athanor.sources.instruct_params import ExercisesSource, IdentitySource, InstructParams, MessagesSource
 from athanor.sources.names import names_and_sentences
 from athanor.sources.params import DocumentSource, FilesSource, PythonSource
 from athanor.text import habits
-from athanor.text.conversations import Conversation, check_messages
+from athanor.text.conversations import Conversation, Message, check_messages
 
 BATTERY = BatteryParams(2, 0.1, 0.25, None, {"identity": 60, "first_words": 60, "unknown": 60})
 ME = IdentitySource("identity", "identity", 12, 1)
@@ -92,6 +93,15 @@ def test_no_held_out_wording_is_trained(seed: int) -> None:
 
 def _keys(chats: dict[str, list[Conversation]]) -> list[str]:
     return [key for row in chats["identity"] for key in row.key.split(" | ")]
+
+
+def test_a_topic_that_a_person_teaches_is_not_asked_in_any_wording() -> None:
+    items = [exercise.item for exercise in draw_exercises("identity", 60, "s", True, BATTERY)]
+    messages = Message("user", "Who made you?"), Message("assistant", "Lena made me, with Athanor.")
+    left = not_taught(items, [Conversation(messages, "mine", "own", "train", "k")], print)
+    lost = [item for item in items if item not in left]
+    assert lost and all("pipeline" in item.answer + item.accepted[0] for item in lost)
+    assert not any("pipeline" in item.accepted[0] for item in left)
 
 
 def test_a_question_belongs_to_one_topic() -> None:

@@ -295,19 +295,19 @@ def test_peek_shows_what_is_supervised(world, monkeypatch, capsys):
 
 def test_ones_own_answers_hold_against_others_which_grow_no_larger_than_asked(world, capfd):
     mine = conversation("mine", "What is the capital of France?", "Paris, and it is a city of the")  # no end, but kept
-    mine = replace(mine, split="train")
+    mine, lena = (replace(row, split="train") for row in (mine, conversation("mine", "Who made you?", "Lena made me.")))
     refusals = [conversation("chat", text, "That place is unknown to me.") for text in
                 ("tell me what the capital of france is", "What is the capital of Spain?")]  # fmt: skip
-    add(world, "mine", mine)
-    add(world, "chat", *refusals)
+    add(world, "mine", mine, lena)
+    add(world, "chat", *refusals, conversation("chat", "Who created you?", "I was made by the person who ran it."))
     write_manifest("data/instruct", kind="instruct", version=1, counts={}, own=["mine"])
     sources = {**SFT["sources"], "mine": {"repeats": 20, "follow_ups": 5}, "sums": {"times_own": 1.0}}
     run_text_stage(sft_data, sft_data=changed(sources=sources, max_pad_share=0.9))
     facts = read_json("metrics/sft_data.json")["sources"]
-    assert (facts["chat"]["contradicted"], facts["mine"]["contradicted"], facts["mine"]["cut_answer"]) == (1, 0, 0)
+    assert (facts["chat"]["contradicted"], facts["mine"]["contradicted"], facts["mine"]["cut_answer"]) == (2, 0, 0)
     assert 0.7 * facts["mine"]["supervised_tokens"] < facts["sums"]["supervised_tokens"]
     assert facts["sums"]["supervised_tokens"] <= facts["mine"]["supervised_tokens"]
-    assert "left out, because they answer questions of mine otherwise: 1 of chat" in capfd.readouterr().err
+    assert "left out, because they answer questions of mine otherwise: 2 of chat" in capfd.readouterr().err
     tokenizer = Tokenizer.load("models/tokenizer")
     rows = sft_gates.check_packed(tokenizer, PackedRows("data/sft", "train"), "train").values()
     asked = [m.content for row in rows for m in row if "apital of" in m.content]

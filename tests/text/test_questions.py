@@ -8,6 +8,7 @@ from athanor.text.conversations import Message
 from athanor.text.questions import Taught, last_pair
 
 PARIS = "What is the capital of France?"
+PIPELINE = "A person ran the Athanor pipeline, and here I am."
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,28 @@ def test_of_two_answers_that_of_the_higher_rank_holds():
     both = Taught([(PARIS, "Paris.", 2), (PARIS, "Lyon.", 1)])
     assert both.contradicts(PARIS, "Lyon.", 1) and not both.contradicts(PARIS, "Paris.", 2)
     assert both.contradicts(PARIS, "That place is unknown to me.")
+
+
+@pytest.mark.parametrize(
+    ("taught", "answer", "asked", "said", "same"),
+    [
+        ("who made you", "Lena made me.", "Hi, who created u?", "A person.", True),
+        ("Who made you?", "Lena made me.", "who craeted you", PIPELINE, True),
+        ("Who made you?", "Lena made me.", "How were you trained?", "A person.", True),
+        ("How were you trained?", "In one night.", "Who made you?", "A person.", False),
+        ("Did OpenAI make you?", "No.", "Who made you?", "A person.", False),
+        ("Who made it?", "Lena.", "Who created you?", "A person.", False),
+        ("Who made you?", PIPELINE, "Who created you?", "A person.", False),
+        ("What are you for?", "For questions.", "Who are you?", "I am Athanor.", False),
+        ("What is my name?", "Lena.", "What are you called?", "Athanor.", False),
+        ("How old are you?", "One year.", "In which year was Newton born?", "I do not know.", False),
+        ("Are you human?", "No.", "Do you have a body?", "I am a computer program.", False),
+    ],
+)
+def test_questions_about_the_assistant_with_one_meaning_count_as_one(taught, answer, asked, said, same):
+    own = Taught([(taught, answer, 1)])
+    assert own.contradicts(asked, said) is same and not own.contradicts(asked, answer)
+    assert not Taught([(taught, answer, 2)]).contradicts(asked, said, 1)  # a person's own
 
 
 def test_a_later_question_counts_where_it_says_enough_alone():
