@@ -202,7 +202,7 @@ def vocabulary(texts: list[str], params: TokenizerParams) -> tuple[int, float]:
         except VocabularySize as error:
             size = error.fits * (3 if error.missing else 5) // 4 // VOCAB_MULTIPLE * VOCAB_MULTIPLE
             params = replace(params, vocab_size=max(size, MIN_VOCABULARY))
-    if params.vocab_size != wanted:
+    if params.vocab_size != wanted or not bytes_per_token:
         bytes_per_token = check_vocabulary(texts, params)
     return params.vocab_size, bytes_per_token
 

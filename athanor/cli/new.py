@@ -111,7 +111,10 @@ def proposal(
             values["clean", "rules", fitted.kind, key] = value
         if fitted.script:
             values["classifiers", "weak_labels"] = False
-            if "identity" in sections["sft_data"].sources:  # in English, which the tokenizer of such a text spells
+            identity = sections["sft_data"].sources.get("identity")
+            if (
+                identity is not None and identity.times_own is None
+            ):  # in English, which the tokenizer of such a text spells
                 values["sft_data", "sources", "identity", "times_own"] = IDENTITY_TIMES_OWN
     if not sources:
         raise refused[0]
@@ -239,7 +242,8 @@ def run(args: argparse.Namespace) -> int:
     print(
         "from conversations (instruct.sources), and none of them is about this text: docs/own-data.md, 'Answers about your"
     )
-    fitted = any(source.times_own for source in sections["sft_data"].sources.values())
+    exercises = sections["sft_data"].sources.get("exercises")
+    fitted = exercises is not None and exercises.times_own is not None  # as the preset has it
     again = f" Fine-tuning that fits them: `athanor preset use {FITTED}`, then this command again."
     print(f"text', says how to add some.{'' if fitted else again}")
     if reminder := untracked.reminder(target):

@@ -11,12 +11,12 @@ from athanor.runtime.journal import Record, alive
 
 
 def at_work(root: Path) -> list[str]:
-    """Names of the stages that run in a checkout."""
+    """Names of the stages that run in a checkout, without those of experiments in directories of their own."""
     stages = set()
     for path in (root / ".athanor" / "runs").glob("*/meta.json"):
         with suppress(AthanorError):
-            if alive(path.parent):
-                stages.add(str(Record(path)["stage"]))
+            if alive(path.parent) and not (meta := Record(path)).get("elsewhere"):
+                stages.add(str(meta["stage"]))
     return sorted(stages)
 
 

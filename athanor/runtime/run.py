@@ -250,7 +250,8 @@ class Run(Stage):
 
     def _open_journal(self, run_id: str) -> None:
         self._journal = Journal(self.anchor / ".athanor" / "runs" / run_id)
-        identification = {"stage": self.stage, "started_ms": self.started_ms}
+        elsewhere = self.root != self.anchor  # an experiment's temporary directory
+        identification = {"stage": self.stage, "started_ms": self.started_ms, "elsewhere": elsewhere}
         made_by = functools.partial(self._graph.makers, self.stage)
         self._journal.begin(
             lambda: {

@@ -52,7 +52,8 @@ def without_data(root: Path) -> list[str]:
 def warning(root: Path, main: Path) -> str:
     """What the first stage says in an experiment from a commit without a remote, once for a commit; "" otherwise."""
     marker, baseline = main / ".athanor" / "no-remote", os.environ.get("DVC_EXP_BASELINE_REV", "")
-    if not baseline or has_remote(root, baseline) or marker.is_file() and marker.read_text() == baseline:
+    said = marker.read_text().split() if marker.is_file() else []
+    if not baseline or baseline in said or has_remote(root, baseline):
         return ""
-    write_bytes(marker, baseline.encode())
+    write_bytes(marker, "\n".join([*said, baseline]).encode())
     return f"the commit of this experiment names no DVC remote: dvc exp push will send it without its data. To share later ones: {NAME_IT}"

@@ -174,7 +174,8 @@ def _local(root: Path) -> list[AvailableModel]:
     models = []
     for export in WEIGHTS_OF:
         folder = root / export / HF_DIR
-        if folder.is_dir():
+        # Neither is there yet while DVC links the files of an export one by one: it would get another name.
+        if (folder / FACTS_FILE).is_file() or (folder.parent / MANIFEST).is_file():
             models.append(_looked_at(_directory, folder, export))
     if is_base(root / BASE):
         models.append(_looked_at(_directory, root / BASE, f"{BASE}, goes on with a text"))

@@ -116,7 +116,11 @@ class Models:
 
     def _superseded(self, entry: Entry) -> bool:
         """Whether the training of a checkpoint has come to its model: that is newer."""
-        done = [other for other in self._entries.values() if other.model.source == "export" and not other.failure]
+        done = [
+            other
+            for other in self._entries.values()
+            if other.model.source == "export" and not (other.failure or other.gone)
+        ]
         return entry.model.source == UNDONE and any(other.model.created > entry.model.created for other in done)
 
     def states(self) -> list[dict[str, Any]]:
@@ -137,7 +141,7 @@ class Models:
         self._follow_disk()
         if not self._entries:
             raise InputError("there is no model", where="models/export", fix="make one: make repro; or --model PATH")
-        usable = [name for name, entry in self._entries.items() if entry.ready() or entry.failure is None]
+        usable = [name for name, entry in self._entries.items() if entry.ready() or not (entry.failure or entry.gone)]
         return (usable or list(self._entries))[0]
 
     def answer(self, model: str, request: Request) -> AsyncIterator[dict[str, Any]]:

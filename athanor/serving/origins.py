@@ -72,6 +72,7 @@ def _checkout(model: AvailableModel) -> Path:
 def _made_else(root: Path, folder: Path, model: AvailableModel, fix: str) -> InputError:
     # Between two stages no run is alive, and a training that the page has started is still at work.
     stages = at_work(root) or ["athanor repro"] * locked(root / FOLDER / LOCK)
+    stages = [] if model.fetch else stages  # its data are another experiment's
     return not_here(MADE_ELSE.format(folder), model.id, fix, stages)
 
 

@@ -292,7 +292,8 @@ def _markdown(chat: dict[str, Any], messages: list[dict[str, Any]]) -> str:
 
 
 def _correction(message: dict[str, Any]) -> str:
-    return (message["feedback"] or {}).get("correction") or ""
+    said = message["feedback"] or {}
+    return "" if said.get("status") == "rejected" else said.get("correction") or ""
 
 
 def _json(chat: dict[str, Any], messages: list[dict[str, Any]]) -> str:

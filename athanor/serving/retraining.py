@@ -19,8 +19,8 @@ from typing import Any
 
 from athanor.base.artifacts import read_json, write_json
 from athanor.base.errors import AthanorError, InputError
+from athanor.origins.replacing import at_work
 from athanor.runtime.dvc_view import busy
-from athanor.runtime.journal import alive
 from athanor.runtime.locks import locked
 from athanor.runtime.redact import redact
 
@@ -28,6 +28,7 @@ FOLDER, LOCK, LOG, END = Path(".athanor/retraining"), "lock", "log", "end.json"
 ROWS = "corpus/corrections.jsonl"
 PRIVATE = ("ATHANOR_API_KEY", "DVC_ROOT")  # the server's own
 TAIL_BYTES, MOST_LINES = 16_384, 4
+REASON = r"^(?!.*Training continues without).*(ERROR:|\bFix:)"  # that one is of a tracking store
 SCORE = "your own questions"  # of the summary: how many of what was taught is right
 
 
@@ -46,16 +47,15 @@ class Retraining:
     def start(self) -> dict[str, Any]:
         """Start it and return its state; Running while one is at work, or the pipeline by another command."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        runs = self.root.glob(".athanor/runs/*/meta.json")
-        if (other := busy(self.root / ".dvc/tmp")) or any(alive(run.parent) for run in runs):
-            what = f"the pipeline runs in this checkout{f', by {other}' if other else ''}"
-            raise Running(what, where="retraining", fix="wait for its end, or end it: athanor stop")
         with open(self.folder / LOCK, "ab") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 fix = "wait for its end, or end it: athanor stop"
                 raise Running("a training is under way", where="retraining", fix=fix) from None
+            if at := busy(self.root / ".dvc/tmp") or ", ".join(at_work(self.root)):
+                what = f"the pipeline runs in this checkout: {at}"
+                raise Running(what, where="retraining", fix="wait for its end, or end it: athanor stop")
             (self.folder / END).unlink(missing_ok=True)
             command = [sys.executable, "-m", "athanor.serving.retraining", str(self.store), str(lock.fileno())]
             environment = {name: value for name, value in os.environ.items() if name not in PRIVATE}
@@ -67,12 +67,7 @@ class Retraining:
         return self.state()
 
     def state(self) -> dict[str, Any]:
-        """`state` is none, running, done or failed; `text` is the last that it said; `taught`, how many it is to learn."""
-        rows = self.root / ROWS
-        taught = len(rows.read_bytes().splitlines()) if rows.is_file() else 0
-        return {**self._state(), "taught": taught}
-
-    def _state(self) -> dict[str, Any]:
+        """`state` is none, running, done or failed; `text`, the last lines of its log; `taught`, the rows of one done."""
         path = self.folder / LOG
         if not path.is_file():
             return {"state": "none", "text": ""}
@@ -82,9 +77,9 @@ class Retraining:
         with contextlib.suppress(AthanorError):
             end = read_json(self.folder / END)
         if end.get("status") == 0:
-            return {"state": "done", "text": _tail(path, MOST_LINES, SCORE)}
-        # Why DVC failed stands above what it says of its end.
-        return {"state": "failed", "text": _tail(path, MOST_LINES, r"ERROR:|\bFix:") or _tail(path, MOST_LINES)}
+            return {"state": "done", "text": _tail(path, MOST_LINES, SCORE), "taught": end.get("taught", 0)}
+        # DVC prints the reason before its closing lines.
+        return {"state": "failed", "text": _tail(path, MOST_LINES, REASON) or _tail(path, MOST_LINES)}
 
 
 def _tail(path: Path, lines: int, of: str = "") -> str:
@@ -106,7 +101,10 @@ def main() -> int:
             if status:
                 break
     finally:
-        write_json(FOLDER / END, {"status": status})
+        rows = Path(ROWS)
+        write_json(
+            FOLDER / END, {"status": status, "taught": len(rows.read_bytes().splitlines()) if rows.is_file() else 0}
+        )
     return status
 
 

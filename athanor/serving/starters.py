@@ -36,16 +36,15 @@ class Topic(NamedTuple):
     taught: bool
     share: float
     question: str
+    own: bool = False  # of one's own conversations
 
 
 def starters(path: Path) -> list[dict[str, str]]:
     """Up to four questions, each with its category; `path` is a file or folder of models/export in a checkout."""
     best_first = [topic for topic in topics(path) if topic.share >= LEAST_RIGHT and topic.question]
     # Questions of one's own; then one of each kind of answer before a second one.
-    names = Counter(topic.name for topic in best_first)
-    own = [topic for topic in best_first if names[topic.name] > 1]
-    best_first = [topic for topic in best_first if topic in own or SENTENCE.fullmatch(topic.question)]
-    others = [topic for topic in best_first if topic not in own]
+    own = [topic for topic in best_first if topic.own]
+    others = [topic for topic in best_first if not topic.own and SENTENCE.fullmatch(topic.question)]
     kinds = list(dict.fromkeys(topic.kind for topic in others))
     first = [next(topic for topic in others if topic.kind == kind) for kind in kinds]
     chosen = [*own[:OWN_QUESTIONS], *first, *(topic for topic in others if topic not in first)][:MOST]
@@ -85,6 +84,7 @@ def _topics(path: Path, digest: str) -> tuple[Topic, ...]:
             rows[0]["kind"] != LIKELIHOOD and any(row.get("origin") != WRITTEN for row in rows),
             sum(bool(row["correct"]) for row in rows) / len(rows),
             question,
+            name in own,
         )
         for name, rows in categories.items()
         for question in (_shortest(_plain(rows), OWN_QUESTIONS) if name in own else _shortest(rows, 1))

@@ -33,13 +33,14 @@ def group_of(document: Document) -> str:
 def hold_out(folder: Path, wanted: int) -> list[Document]:
     """Move groups of a source's training documents to validation until these are `wanted` documents; returns them.
 
-    Every second group stays, so of a single one nothing is moved.
+    Half of all groups stay, so of a single one nothing is moved.
     """
     paths = sorted(folder.glob("*.parquet"))
     documents = (document for path in paths for document in read_documents(path))
-    groups = Counter(group_of(document) for document in documents if document.split == "train")
-    chosen, held_out = set[str](), 0
-    for group in sorted(groups, key=hash64)[: len(groups) // 2]:
+    count = Counter((document.split, group_of(document)) for document in documents)
+    groups = {group: documents for (split, group), documents in count.items() if split == "train"}
+    chosen, held_out, most = set[str](), 0, len(count) // 2 - (len(count) - len(groups))
+    for group in sorted(groups, key=hash64)[: max(most, 0)]:
         if held_out < wanted:
             chosen.add(group)
             held_out += groups[group]

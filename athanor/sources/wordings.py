@@ -36,7 +36,7 @@ def wordings(text: str, count: int) -> list[str]:
         found[talk.as_typed(rng, forms[number % len(forms)], text.isascii())] = None
         if len(found) == count + 2:
             break
-    return list(found)[2 if text.isascii() else 1 :]
+    return list(found)[2 if text.isascii() else 1 :][:count]
 
 
 def _forms(text: str) -> Iterator[str]:

@@ -24,9 +24,8 @@ EMPTY = frozenset(
     "your it its this that there know about hi hello hey so and well now want s question excuse athanor".split()
 )
 # Around a question of the recipe; fewer than EMPTY: "What are you for?" asks for more than "What are you?".
-POLITE = frozenset(
-    "hi hello hey so please now excuse me a question and well athanor can could you tell do know i want to".split()
-)
+POLITE = frozenset("hi hello hey so please now excuse me a question and well athanor can could you tell know".split())
+POLITELY_KNOW = POLITE | {"do", "i", "want", "to"}  # do you know, I want to know
 TYPED = {"s": "is", "u": "you", "r": "are"}  # how the made rows shorten words
 _WORD = re.compile(r"\w+|[-+*/=<>%^](?=\s*\d)")
 
@@ -63,32 +62,30 @@ class Question(NamedTuple):
 class Topic(NamedTuple):
     """Questions of the recipe that get the same answers (recipes/python/identity.yaml)."""
 
-    questions: tuple[frozenset[str], ...]
-    same: tuple[frozenset[str], ...]  # of them, which a person's answer to any of these holds for
+    same: tuple[frozenset[str], ...]  # those of one meaning
     answers: re.Pattern[str]
 
     @classmethod
     def of(cls, facts: Facts) -> Topic:
-        questions = {text: _plain(Question.of(text)) for text in facts["questions"]}
-        same = tuple(words for text, words in questions.items() if re.search(facts["same"], text))
+        same = (text for text in facts["questions"] if re.search(facts["same"], text))
         answers = (re.sub(r"\\{\w+\\}", ".+", re.escape(answer)) for answer in facts["answers"])
-        return cls(tuple(questions.values()), same, re.compile("|".join(answers)))
+        return cls(tuple(_plain(Question.of(text)) for text in same), re.compile("|".join(answers)))
 
-    def taught_by(self, question: str, answer: str) -> bool:
-        """Whether a person answers one of the questions with one meaning, and not as the recipe does."""
-        return _among(_plain(Question.of(question)), self.same) and not self.answers.fullmatch(answer)
+    def taught_by(self, question: frozenset[str], answer: str) -> bool:
+        """Whether a person answers one of the questions, and not as the recipe does."""
+        return self.asked(question) and not self.answers.fullmatch(answer)
 
     def has(self, question: frozenset[str], answer: str) -> bool:
-        """By the answer, too: the recipe mistypes some of its questions."""
-        return _among(question, self.questions) or bool(self.answers.fullmatch(answer))
+        """By the answer, too: the recipe mistypes some questions, and gives these answers to others of the topic."""
+        return self.asked(question) or bool(self.answers.fullmatch(answer))
+
+    def asked(self, words: frozenset[str]) -> bool:
+        polite = POLITELY_KNOW if "know" in words else POLITE
+        return any(asked <= words <= asked | polite for asked in self.same)
 
 
 def _plain(question: Question) -> frozenset[str]:
     return frozenset(TYPED.get(word, word) for word in question.words)
-
-
-def _among(words: frozenset[str], questions: Iterable[frozenset[str]]) -> bool:
-    return any(asked <= words <= asked | POLITE for asked in questions)
 
 
 @functools.cache
@@ -103,8 +100,13 @@ class Taught:
         """`pairs`: question, answer and rank; of answers to one question that of the highest rank holds."""
         pairs = list(dict.fromkeys(pairs))
         found = [(Question.of(asked), Question.of(answer).words, rank) for asked, answer, rank in pairs]
-        about = ((topic, answer) for asked, answer, _ in pairs for topic in topics() if topic.taught_by(asked, answer))
-        self._topics = dict.fromkeys((topic, Question.of(answer).words) for topic, answer in about)
+        plain = (
+            (_plain(question), answer, words) for (question, words, _), (_, answer, _) in zip(found, pairs, strict=True)
+        )
+        about = (
+            (topic, words) for asked, answer, words in plain for topic in topics() if topic.taught_by(asked, answer)
+        )
+        self._topics = dict.fromkeys(about)
         seen = Counter(word for question, _, _ in found for word in question.content)
         self._highest = max((rank for _, _, rank in found), default=0)
         self._by_word: dict[str, list[tuple[Question, tuple[str, ...], int]]] = {}
@@ -125,7 +127,8 @@ class Taught:
             return True
         # No row of a person's own: "How were you made?" may get another answer there than "Who made you?".
         about = () if rank else self._topics
-        return any(said != words and topic.has(_plain(asked), answer) for topic, words in about)
+        plain = _plain(asked) if about else frozenset()
+        return any(said != words and topic.has(plain, answer) for topic, words in about)
 
     def _found(self, question: Question) -> list[tuple[tuple[str, ...], int]]:
         near = (row for word in dict.fromkeys(question.words) for row in self._by_word.get(word, ()))

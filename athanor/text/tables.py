@@ -75,7 +75,7 @@ def _are_lines(file: IO[bytes]) -> bool:
     first, _, rest = file.peek(1 << 16).partition(b"\n")  # type: ignore[attr-defined]
     try:
         return rest.lstrip().startswith(b"{") and isinstance(json.loads(first), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 

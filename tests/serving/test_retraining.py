@@ -40,7 +40,7 @@ def test_it_ends_with_the_line_that_says_why_and_one_runs_at_a_time(retraining):
     client = TestClient(FastAPI())
     client.app.include_router(page_router(Store(retraining.root / "c"), Scripted(), Limit(9), retraining=retraining))
     told = lambda: client.get("/api/state").json()["retraining"]  # noqa: E731
-    assert told() == {"state": "none", "text": "", "taught": 0}
+    assert told() == {"state": "none", "text": ""}
     assert client.post("/api/retraining", content=b"{}").status_code == 415 and told()["state"] == "none"
     assert client.post("/api/retraining", json={}).json()["state"] == "running"
     assert ended(retraining)["state"] == "failed" and "there are no chats yet" in told()["text"]
@@ -49,15 +49,14 @@ def test_it_ends_with_the_line_that_says_why_and_one_runs_at_a_time(retraining):
         answer = client.post("/api/retraining", json={})
         assert answer.status_code == 409 and "under way" in answer.json()["error"]["message"]
         (retraining.folder / LOG).write_bytes(b"one\n\x1b[1mtwo\x1b[0m 10 %\r\x1b[2Ktwo 20 %\r")
-        assert told() == {"state": "running", "text": "two 20 %", "taught": 0}
+        assert told() == {"state": "running", "text": "two 20 %"}
     assert told()["state"] == "failed"  # killed, it wrote no end
-    write_json(retraining.folder / END, {"status": 0})
+    write_json(retraining.folder / END, {"status": 0, "taught": 3})
     (retraining.folder / LOG).write_bytes(b"  talks, your own questions: 8 of 8\nData  data/report.html\n")
-    assert told() == {"state": "done", "text": "talks, your own questions: 8 of 8", "taught": 0}
+    assert told() == {"state": "done", "text": "talks, your own questions: 8 of 8", "taught": 3}
     write_json(retraining.folder / END, {"status": 1})
-    (retraining.folder / LOG).write_bytes(
-        b"ERROR: 'x' is busy, blocked by PID 7\nFinished: download\ndid not finish\n1\n2\n3"
-    )
+    log = ["store: down. Fix: x. Training continues without it", "ERROR: 'x' is busy, blocked by PID 7", *"0123456"]
+    (retraining.folder / LOG).write_text("\n".join(log))
     assert told()["text"] == "ERROR: 'x' is busy, blocked by PID 7"
 
 
@@ -66,14 +65,14 @@ def test_none_starts_while_the_pipeline_runs(retraining):
     lock = retraining.root / ".dvc/tmp/rwlock"
     lock.parent.mkdir(parents=True)
     lock.write_text(json.dumps({"write": {"data/raw": {"pid": os.getpid(), "cmd": "dvc repro"}}}))
-    with pytest.raises(Running, match=r"the pipeline runs in this checkout, by dvc repro \(PID"):
+    with pytest.raises(Running, match=r"the pipeline runs in this checkout: dvc repro \(PID"):
         retraining.start()
     lock.unlink()
     run = retraining.root / ".athanor/runs/sft-1"
-    write_json(run / "meta.json", {"pid": os.getpid()})
+    write_json(run / "meta.json", {"pid": os.getpid(), "stage": "sft"})
     with (run / "journal.jsonl").open("wb") as journal:
         fcntl.flock(journal, fcntl.LOCK_EX)
-        with pytest.raises(Running, match="the pipeline runs"):
+        with pytest.raises(Running, match="the pipeline runs in this checkout: sft"):
             retraining.start()
     assert retraining.state()["state"] == "none"
 
@@ -109,5 +108,5 @@ def test_what_is_accepted_is_written_where_training_reads_it(retraining, monkeyp
     (row,) = map(json.loads, Path("corpus/corrections.jsonl").read_text().splitlines())
     assert row["messages"][-1]["content"] == "7"
     assert "corpus/corrections.jsonl" in Path("params.yaml").read_text()
-    assert retraining.state()["taught"] == 1
+    assert json.loads((retraining.folder / END).read_text())["taught"] == 1
     assert "written to params.yaml" in (retraining.folder / LOG).read_text()

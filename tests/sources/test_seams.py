@@ -108,6 +108,7 @@ def test_where_chance_holds_next_to_nothing_out_the_nearest_is_held_out(tmp_path
     assert sum(document.split == "val" for document in read_sources(tmp_path / "pieces")) == 5
     write_shards(tmp_path / "three" / "own", notes[:3])
     assert len(holdout.hold_out(tmp_path / "three" / "own", 2)) == 1
+    assert holdout.hold_out(tmp_path / "three" / "own", 1) == []  # two of three would be held out
     write_shards(tmp_path / "copies" / "own", [notes[0]] * 9)
     assert holdout.hold_out(tmp_path / "copies" / "own", 2) == []
 

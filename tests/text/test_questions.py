@@ -54,7 +54,10 @@ def test_of_two_answers_that_of_the_higher_rank_holds():
     [
         ("who made you", "Lena made me.", "Hi, who created u?", "A person.", True),
         ("Who made you?", "Lena made me.", "who craeted you", PIPELINE, True),
-        ("Who made you?", "Lena made me.", "How were you trained?", "A person.", True),
+        ("Who made you?", "Lena made me.", "How were you trained?", PIPELINE, True),
+        ("Who made you?", "Lena made me.", "Do you know who created you?", "A person.", True),
+        ("Who are you?", "I am Bob.", "What is this?", "It is a car.", False),
+        ("What are you to do?", "To help.", "Who are you?", "I am Athanor.", False),
         ("How were you trained?", "In one night.", "Who made you?", "A person.", False),
         ("Did OpenAI make you?", "No.", "Who made you?", "A person.", False),
         ("Who made it?", "Lena.", "Who created you?", "A person.", False),

@@ -56,7 +56,7 @@ function retraining() {
     state.retraining = await send("POST", "/api/retraining");
     await loadModels();
   });
-  const told = { running: "Training… The model as it is answers meanwhile.", done: `Done. The new model answers now; it was taught ${taught} of them.`,
+  const told = { running: "Training… The model as it is answers meanwhile.", done: `Done. The new model answers now; it learned from ${taught} of them.`,
     failed: "The training did not finish." }[now];
   return h("section", { id: "retraining", "aria-label": "Training" },
     h("button", { type: "button", class: "primary", onclick: start, disabled: now === "running" || !accepted },
