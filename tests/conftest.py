@@ -41,14 +41,12 @@ def few_files() -> Iterator[int]:
     import resource
 
     usual = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = [
-        os.open(os.devnull, os.O_RDONLY) for _ in range(56)
-    ]  # the limit is of numbers, and some in between are taken
-    limit = free[-1] + 1
+    # The limit is of numbers, of which some in between are taken.
+    free = [os.open(os.devnull, os.O_RDONLY) for _ in range(56)]
     for number in free:
         os.close(number)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, usual[1]))
-    yield limit
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[-1] + 1, usual[1]))
+    yield len(free)
     resource.setrlimit(resource.RLIMIT_NOFILE, usual)
 
 

@@ -116,12 +116,9 @@ class Models:
 
     def _superseded(self, entry: Entry) -> bool:
         """Whether the training of a checkpoint has come to its model: that is newer."""
-        done = [
-            other
-            for other in self._entries.values()
-            if other.model.source == "export" and not (other.failure or other.gone)
-        ]
-        return entry.model.source == UNDONE and any(other.model.created > entry.model.created for other in done)
+        there = [other for other in self._entries.values() if not (other.failure or other.gone)]
+        done = [other.model.created for other in there if other.model.source == "export"]
+        return entry.model.source == UNDONE and max(done, default=0.0) > entry.model.created
 
     def states(self) -> list[dict[str, Any]]:
         """Every model as the page gets it (GET /api/state)."""

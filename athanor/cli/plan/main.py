@@ -125,7 +125,7 @@ def make_plan(root: Path, targets: Sequence[str] = ()) -> Plan:
     note = plan.notes.append
     if runs and (why := trouble(root)):
         note(str(why))
-    if at_work := dvc_view.busy(Path(repo.tmp_dir)):
+    if at_work := dvc_view.busy(root / ".dvc/tmp"):
         note(f"{at_work} is at work here: this is the plan of this moment")
     plan.notes.extend(_pipeline_notes(root, steps, built) if built else ())
     if built and measured is None and any(each.seconds is None for each in forecasts.values()):
