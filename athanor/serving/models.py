@@ -71,8 +71,7 @@ class Models:
         self._entries: dict[str, Entry] = {}
         self._closing_bytes = 0  # bytes of workers that are being closed
         self._request_count = 0
-        self._changed = asyncio.Condition()
-        self._closed = False
+        self._changed, self._closed = asyncio.Condition(), False
         self._background: set[asyncio.Task[None]] = set()
         self._add(available)
         self.refresh()
@@ -111,8 +110,8 @@ class Models:
                 else:
                     entry.gone = True
         self._add(present.values())
-        order = sorted(self._entries.items(), key=lambda item: (item[1].model.source == UNDONE, rank(item[1].model)))
-        self._entries = dict(order)
+        order = lambda item: (item[1].model.source == UNDONE, rank(item[1].model))  # noqa: E731
+        self._entries = dict(sorted(self._entries.items(), key=order))
 
     def _superseded(self, entry: Entry) -> bool:
         """Whether the training of a checkpoint has come to its model: that is newer."""
