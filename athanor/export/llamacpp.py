@@ -56,11 +56,14 @@ def start_server(
     exact: bool = False,
     accelerator: bool = False,
     key: str = "",
+    socket: str = "",
+    lora: Sequence[str] = (),
 ) -> Any:
     """A server for `rows` answers side by side; it ends when nobody refers to it any more. ImportError without xllamacpp.
 
     exact: fp32 cache and no flash attention, otherwise llama.cpp's own defaults. accelerator: it may use one.
-    key: asked of every request, since others on this machine could speak to the port, too.
+    key: asked of every request, since others on this machine could speak to the port, too. socket: the path of a Unix
+    socket in place of a port; a file that an earlier server left there makes the start fail. lora: GGUF files of adapters.
     """
     import xllamacpp
 
@@ -76,6 +79,16 @@ def start_server(
     params.cache_ram_mib, params.verbosity = 0, 1
     if key:
         params.api_keys = [key]
+    if socket:
+        params.hostnames = [socket]
+        params.endpoint_slots = params.endpoint_metrics = True
+    adapters = []
+    for adapter in lora:
+        info = xllamacpp.CommonAdapterLoraInfo()
+        info.path, info.scale = adapter, 1.0
+        adapters.append(info)
+    if adapters:
+        params.lora_adapters = adapters
     if not accelerator:
         params.n_gpu_layers = 0
     if exact:
