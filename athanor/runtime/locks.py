@@ -11,7 +11,7 @@ from pathlib import Path
 TRIES = 1000  # a folder that is removed as often while one tries to lock a file in it is no race any more
 
 
-def lock(path: Path, on_wait: Callable[[str], None]) -> int:
+def lock(path: Path, on_wait: Callable[[str], None], mode: int = 0o644) -> int:
     """Lock a file and return its handle; the folder is made if need be.
 
     Where another process holds it, `on_wait` is called with what the file says
@@ -22,7 +22,7 @@ def lock(path: Path, on_wait: Callable[[str], None]) -> int:
     for tries_left in reversed(range(TRIES)):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, mode)
         except (FileNotFoundError, FileExistsError):
             if not tries_left:
                 raise
