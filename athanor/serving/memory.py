@@ -1,19 +1,17 @@
-"""How much memory a model of the server will take, and how much all together may."""
+"""How much memory a model of the server takes, and how much all together may."""
 
 from __future__ import annotations
 
-import contextlib
-from pathlib import Path
+from collections.abc import Mapping
+from typing import Any
 
-from athanor.base.artifacts import read_json
-from athanor.base.errors import AthanorError
+from athanor.base.errors import InputError
 from athanor.base.host import free_memory_bytes
-from athanor.serving.discover import LLAMA_CPP, TORCH, AvailableModel
-from athanor.serving.files import CONFIG
 
 GIB = 2**30
-# What a process takes before any weight: Python with llama.cpp, or with torch.
-RUNTIME_BYTES, LLAMA_CPP_BYTES = 400 << 20, 150 << 20
+ENGINE_BYTES = 64 << 20  # of a process with llama.cpp, before any weight: 63 MB measured
+ELEMENT_BYTES = 2  # of a key or value in fp16, llama.cpp's default
+LEAST_CONTEXT = 512
 
 
 def default_memory_bytes() -> int:
@@ -21,30 +19,27 @@ def default_memory_bytes() -> int:
     return free_memory_bytes() // 2
 
 
-def kept_rows(rows: int) -> int:
-    """Of how many answers that have ended a model keeps keys and values at most, beside `rows` under way."""
-    return min(rows, 8)
+def fit_cache(header: Mapping[str, Any], rows: int, cache_bytes: int) -> tuple[int, int, int]:
+    """Tokens of context, answers at a time whose keys and values fit into `cache_bytes`, and the bytes of these.
 
+    Fewer answers before a shorter context; one answer gets at least 512 tokens.
+    """
+    arch = header["general.architecture"]
 
-def estimate(model: AvailableModel, rows: int, cache_bytes: int) -> int:
-    """Bytes that a model will take: weights, runtime, and the keys and values of `rows` answers, at most `cache_bytes`."""
-    if model.backend == LLAMA_CPP:
-        return model.bytes + LLAMA_CPP_BYTES + cache_bytes
-    weights, cache = model.bytes, cache_bytes
-    with contextlib.suppress(AthanorError, AttributeError, KeyError, TypeError):
-        config = read_json(Path(model.path) / CONFIG)
-        if "model" in config:  # a base model, as its stage wrote it
-            own = config["model"]
-            config = {"num_hidden_layers": own["layers"], "max_position_embeddings": own["context_tokens"]}
-            config |= {"num_key_value_heads": own["kv_heads"], "head_dim": own["head_dim"], "dtype": "float32"}
-        if config.get("dtype", config.get("torch_dtype")) != "float32":
-            weights *= 2  # they are computed with as fp32
-        rows += kept_rows(rows) if model.backend == TORCH else 0
-        row = 8 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
-        cache = min(cache, rows * row * config["max_position_embeddings"])
-    if model.backend == TORCH:
-        weights *= 2  # decoding holds the matrices of the layers a second time (model/folded.py)
-    return weights + RUNTIME_BYTES + cache
+    def number(name: str, default: Any = None) -> int:
+        value = header.get(f"{arch}.{name}", default)
+        if value is None:
+            raise InputError(f"it does not say its {name}", where="GGUF file", fix="convert the model again")
+        return int(max(value) if isinstance(value, list) else value)
+
+    heads = number("attention.head_count")
+    width = number("embedding_length") // max(heads, 1)
+    keys, values = number("attention.key_length", width), number("attention.value_length", width)
+    token = max(1, number("block_count") * number("attention.head_count_kv", heads) * (keys + values) * ELEMENT_BYTES)
+    trained = number("context_length")
+    rows = max(1, min(rows, cache_bytes // (token * trained)))
+    context = min(trained, max(LEAST_CONTEXT, cache_bytes // (token * rows)))
+    return context, rows, token * context * rows
 
 
 def size_text(count: int) -> str:

@@ -1,38 +1,38 @@
-"""The models of a server: loaded when first asked, one process each, as many as memory holds.
+"""The models of a server: loaded when first asked, one engine each, as many as memory holds.
 
-Requests for a model that is being loaded share the load. A model that does not
-fit makes the least recently used idle ones leave; busy ones are never
-interrupted, so a request may have to wait for one of them to finish. A model
-whose files were replaced is loaded again for the next request. The list
-follows the disk: models that appear in the checkout are listed at the next
-look, and those that are gone leave it once nobody is answered by them.
+Requests for a model that is being loaded share the load. A model that does not fit makes the least recently used idle
+ones leave; those that answer are never interrupted, so a request may be refused until one of them has ended. A model
+whose files were replaced is loaded again for the next request. The list follows the disk.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from athanor.base.artifacts import read_json
 from athanor.base.errors import AthanorError, InputError, suggest
-from athanor.serving.about import file_states
-from athanor.serving.backends.base import Request
+from athanor.export.gguf_reader import read_header
+from athanor.serving.about import SHAPE, file_states, shape
+from athanor.serving.convert import gguf_of
 from athanor.serving.discover import AvailableModel, materialise, problem_of, rank, unique
-from athanor.serving.entries import Entry
-from athanor.serving.memory import estimate, size_text
-from athanor.serving.metrics import Metrics
-from athanor.serving.running import AT_WORK, UNDONE, gone
-from athanor.serving.worker import Worker
+from athanor.serving.files import tokenizer_beside
+from athanor.serving.memory import ENGINE_BYTES, fit_cache, size_text
+from athanor.serving.process import Engine, Job
+from athanor.serving.running import CONTINUES, UNDONE, gone, template_of
+from athanor.serving.starters import starters
+from athanor.tokenizer.tokenizer import Tokenizer
 
-WAIT_SECONDS = 120.0  # for memory that other models hold
 RETRY_SECONDS = 30.0
-
-Start = Callable[[dict[str, Any]], Awaitable[Any]]
+FEW_THREADS_BYTES = 120 << 20  # of weights: two threads of a smaller model take twice the processor time of one
+GREEDY = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
 class NoModel(InputError):
@@ -44,12 +44,80 @@ class NoModel(InputError):
 class MemoryHeld(InputError):
     """Models that are answering hold the memory; nothing is wrong with the requested model."""
 
+    status = 503
+
+
+@dataclass(frozen=True)
+class Served:
+    """A loaded model. `tokenizer`: None for a foreign file; `continues`: a base model, without a chat template."""
+
+    id: str
+    engine: Engine
+    tokenizer: Tokenizer | None
+    context_tokens: int
+    continues: bool
+    rows: int
+    defaults: Mapping[str, Any]
+
+
+@dataclass
+class Entry:
+    """A model of the list. `bytes`: what its engine takes, as estimated."""
+
+    model: AvailableModel
+    served: Served | None = None
+    task: asyncio.Task[Served] | None = None
+    last_used: int = 0
+    bytes: int = 0
+    gone: bool = False  # from the disk; it stays in the list while its engine answers
+    files: Any = None  # state of the files that it was loaded from
+    failure: tuple[str, float, Any] | None = None  # reason, when, state of the files
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.describe(self.model)
+
+    def describe(self, model: AvailableModel) -> None:
+        path, self.model = Path(model.path), model
+        self.info = shape(path) | template_of(path)
+        self.failure = (model.problem, time.monotonic(), file_states(model)) if model.problem else None
+
+    def follow(self, model: AvailableModel) -> None:
+        """Take in how the model is on the disk now. It keeps its id, and its label while it is the same."""
+        came_back, self.gone = self.gone, False
+        if came_back or replace(model, id=self.model.id, label=self.model.label) != self.model:
+            self.describe(replace(model, id=self.model.id))
+
+    def at_work(self) -> bool:
+        return bool(self.task or (self.served and self.served.engine.under_way))
+
+    def resident_bytes(self) -> int:
+        """Memory of its engine, 0 where it has none."""
+        try:
+            pid = self.served.engine.pid if self.served else None
+            return psutil.Process(pid).memory_info().rss if pid else 0
+        except psutil.NoSuchProcess:
+            return 0
+
+    def state(self) -> dict[str, Any]:
+        """As the page gets it (GET /api/state)."""
+        model = self.model
+        state = "loading" if self.task else "ready" if self.served else "failed" if self.failure else "idle"
+        return {
+            **{name: getattr(model, name) for name in ("id", "label", "source", "created")},
+            "state": state,
+            "reason": self.failure[0] if self.failure and state == "failed" else None,
+            "starters": starters(Path(model.path)),
+            **{key: self.info.get(key) for key in (*SHAPE, "template")},
+            "defaults": dict(self.served.defaults) if self.served else None,
+        }
+
 
 class Models:
-    """The `available` models behind one `answer`, and those that come and go. Belongs to one event loop.
+    """The `available` models, and those that come and go. Belongs to one event loop.
 
     `running`: those that are not done. `local`: the checkout's own as they are now, None where they are as they were.
-    `spec`: what a worker is told besides path and backend. start: makes a worker from such a spec. root: of the checkout.
+    `rows`, `cache_bytes`: answers at a time of a model, and of their keys and values.
     """
 
     def __init__(
@@ -58,293 +126,194 @@ class Models:
         *,
         memory_bytes: int,
         root: Path = Path("."),
-        spec: Mapping[str, Any] | None = None,
+        threads: int = 1,
+        rows: int = 8,
+        cache_bytes: int = 1 << 30,
+        accelerator: bool = False,
         running: Callable[[], Sequence[AvailableModel]] = tuple,
         local: Callable[[], Sequence[AvailableModel] | None] = lambda: None,
-        start: Start = Worker.start,
-        wait_seconds: float = WAIT_SECONDS,
-        retry_seconds: float = RETRY_SECONDS,
     ) -> None:
-        self.memory_bytes, self.root, self.spec = memory_bytes, root.resolve(), dict(spec or {})
-        self.wait_seconds, self.retry_seconds = wait_seconds, retry_seconds
-        self._start, self._running, self._local, self.metrics = start, running, local, Metrics()
+        self.memory_bytes, self.root = memory_bytes, root.resolve()
+        self._threads, self._rows, self._cache_bytes, self._accelerator = threads, rows, cache_bytes, accelerator
+        self._running, self._local = running, local
         self._entries: dict[str, Entry] = {}
-        self._closing_bytes = 0  # bytes of workers that are being closed
-        self._request_count = 0
-        self._changed, self._closed = asyncio.Condition(), False
-        self._background: set[asyncio.Task[None]] = set()
+        self._requests = 0
+        self._ending: set[asyncio.Task[None]] = set()
         self._add(available)
         self.refresh()
+
+    # -- the list -------------------------------------------------------------------------------------------------
 
     def _add(self, models: Iterable[AvailableModel]) -> None:
         self._entries |= {model.id: Entry(model) for model in unique(models, self._entries)}
 
     def refresh(self) -> None:
-        """Follow the trainings and the disk: add what they have made since, and drop what is gone and in nobody's use."""
-        self._follow_disk()
-        present = {model.path: model for model in self._running()}
-        for entry in self._entries.values():
-            if entry.model.source != UNDONE:
-                continue
-            if found := present.pop(entry.model.path, None):
-                entry.follow(found)
-            else:
-                label = entry.model.label.replace(AT_WORK, "not the newest any more")
-                entry.gone, entry.model = True, replace(entry.model, label=label)
-        self._add(present.values())
+        """Follow the trainings and the disk: add what is new, and drop what is gone and answers nobody."""
+        self._look("export", self._local())
+        self._look(UNDONE, self._running())
+        order = lambda item: (item[1].model.source == UNDONE, rank(item[1].model))  # noqa: E731
+        self._entries = dict(sorted(self._entries.items(), key=order))
         for name, entry in list(self._entries.items()):
-            if entry.gone and not entry.at_work() and (not entry.ready() or self._superseded(entry)):
+            if entry.gone and not entry.at_work():
                 del self._entries[name]
-                if entry.worker is not None:
-                    self._release(entry)
+                self._end(entry)
 
-    def _follow_disk(self) -> None:
-        """Add the checkout's own models that are new, and look at the others again, after a change of their files."""
-        if (local := self._local()) is None:
+    def _look(self, source: str, models: Sequence[AvailableModel] | None) -> None:
+        if models is None:
             return
-        present = {model.path: model for model in local}
+        present = {model.path: model for model in models}
         for entry in self._entries.values():
-            if entry.model.source == "export":
+            if entry.model.source == source:
                 if found := present.pop(entry.model.path, None):
                     entry.follow(found)
                 else:
                     entry.gone = True
         self._add(present.values())
-        order = lambda item: (item[1].model.source == UNDONE, rank(item[1].model))  # noqa: E731
-        self._entries = dict(sorted(self._entries.items(), key=order))
-
-    def _superseded(self, entry: Entry) -> bool:
-        """Whether the training of a checkpoint has come to its model: that is newer."""
-        there = [other for other in self._entries.values() if not (other.failure or other.gone)]
-        done = [other.model.created for other in there if other.model.source == "export"]
-        return entry.model.source == UNDONE and max(done, default=0.0) > entry.model.created
 
     def states(self) -> list[dict[str, Any]]:
         """Every model as the page gets it (GET /api/state)."""
-        self._follow_disk()
+        self.refresh()
         return [entry.state() for entry in self._entries.values()]
 
-    def state(self, model: str) -> dict[str, Any]:
-        """One of them. NoModel for an unknown one."""
-        return self._entry(model).state()
-
     def memory(self) -> dict[str, int]:
-        """Bytes that the process of each loaded model holds."""
-        return {name: entry.held_bytes() for name, entry in self._entries.items() if entry.ready()}
+        """Bytes that the engine of each loaded model holds."""
+        return {name: size for name, entry in self._entries.items() if (size := entry.resident_bytes())}
 
     def default(self) -> str:
         """The first model that is not known to be broken. InputError if there is none at all."""
-        self._follow_disk()
+        self.refresh()
         if not self._entries:
             raise InputError("there is no model", where="models/export", fix="make one: make repro; or --model PATH")
-        usable = [name for name, entry in self._entries.items() if entry.ready() or not (entry.failure or entry.gone)]
+        usable = [name for name, entry in self._entries.items() if not (entry.failure or entry.gone)]
         return (usable or list(self._entries))[0]
 
-    def answer(self, model: str, request: Request) -> AsyncIterator[dict[str, Any]]:
-        """Events of one answer (docs/serving.md); closing the iterator cancels it. NoModel for an unknown model."""
-        return self.metrics.counted(model, self._answer(self._entry(model), request))
+    def available(self, name: str) -> AvailableModel:
+        """The model of that name. NoModel for an unknown one."""
+        return self._entry(name).model
 
-    def available(self, model: str) -> AvailableModel:
-        """What is served under a name. NoModel for an unknown one."""
-        return self._entry(model).model
-
-    def _entry(self, model: str) -> Entry:
-        if model not in self._entries:
+    def _entry(self, name: str) -> Entry:
+        if name not in self._entries:
             self.refresh()
-        if model not in self._entries:
+        if name not in self._entries:
             names = ", ".join([*self._entries][:8]) or "nothing yet; make a model: make repro"
-            fix = suggest(model, self._entries, f"served here: {names}", cutoff=0.6)
-            raise NoModel(f"there is no model '{model[:200]}'", where="model", fix=fix)
-        return self._entries[model]
+            fix = suggest(name, self._entries, f"served here: {names}", cutoff=0.6)
+            raise NoModel(f"there is no model '{name[:200]}'", where="model", fix=fix)
+        return self._entries[name]
 
-    async def _answer(self, entry: Entry, request: Request) -> AsyncIterator[dict[str, Any]]:
-        self._request_count += 1
-        entry.last_used = self._request_count
-        entry.busy += 1
-        last_type = None
-        try:
-            # Asked for before the worker is looked at: another request may change it meanwhile.
-            if await asyncio.to_thread(file_states, entry.model) not in (None, entry.files) and entry.ready():
-                self._release(entry)
-            if not entry.ready():
-                yield {"type": "loading"}
-                await self._ensure_loaded(entry)
-            async with contextlib.aclosing(entry.worker.answer(request)) as events:
-                async for event in events:
-                    last_type = event["type"]
-                    yield event
-            if last_type not in ("end", "error"):
-                raise InputError("its process ended in the middle of the answer", where=entry.model.id, fix="ask again")
-        except AthanorError as error:
-            if last_type not in ("end", "error"):
-                yield {"type": "error", "kind": "model", "message": str(error)}
-        finally:
-            entry.busy -= 1
-            # Not awaited here: this also runs while a request is being cancelled.
-            self._in_background(self._notify_waiters())
+    # -- loading --------------------------------------------------------------------------------------------------
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-
-    # -- loading ----------------------------------------------------------------
-
-    async def _ensure_loaded(self, entry: Entry) -> None:
-        """Return when the model answers; raises the reason if it cannot."""
-        if entry.task is None and entry.failure and not await self._may_retry(entry, entry.failure):
-            raise InputError(entry.failure[0])
-        stopping = InputError("the server is stopping", where=entry.model.id)
-        if self._closed:
-            raise stopping
-        if entry.task is None and not entry.ready():
+    async def served(self, name: str) -> Served:
+        """The model, loaded. InputError with the reason where it cannot be, MemoryHeld where others hold the memory."""
+        entry = self._entry(name)
+        self._requests += 1
+        entry.last_used = self._requests
+        files = await asyncio.to_thread(file_states, entry.model)
+        if entry.served and files not in (None, entry.files):
+            self._end(entry)
+        if entry.served:
+            return entry.served
+        if entry.task is None:
+            if entry.failure and time.monotonic() - entry.failure[1] < RETRY_SECONDS and files == entry.failure[2]:
+                raise InputError(entry.failure[0])
             entry.task = asyncio.create_task(self._load(entry))
             entry.task.add_done_callback(lambda task: task.cancelled() or task.exception())
-        if entry.task is not None:
-            # A request that goes away leaves the load to the others, and to the next one.
-            try:
-                await asyncio.shield(entry.task)
-            except asyncio.CancelledError:
-                task = asyncio.current_task()
-                if self._closed and task is not None and not task.cancelling():
-                    raise stopping from None  # the load was cancelled, not this request
-                raise
-        if not entry.ready():
-            raise InputError("its process ended as soon as it was loaded", where=entry.model.id, fix="ask again")
+        return await asyncio.shield(entry.task)  # a request that goes away leaves the load to the others
 
-    async def _may_retry(self, entry: Entry, failure: tuple[str, float, Any]) -> bool:
-        _, failed_at, files = failure
-        return (
-            time.monotonic() - failed_at >= self.retry_seconds
-            or await asyncio.to_thread(file_states, entry.model) != files
-        )
-
-    async def _load(self, entry: Entry) -> None:
-        model = entry.model
-        files = await asyncio.to_thread(file_states, model)
+    async def _load(self, entry: Entry) -> Served:
+        model, files, engine = entry.model, None, None
         try:
             undone = model.source == UNDONE
-            problem = await asyncio.to_thread(gone if undone else partial(problem_of, self.root), model)
+            look = gone if undone else partial(problem_of, self.root)
+            problem = await asyncio.to_thread(look, model)
             if problem:
                 raise InputError(problem, where=model.id)
             await asyncio.to_thread(materialise, self.root, model)
             files = await asyncio.to_thread(file_states, model)
-            if files != entry.files:
-                entry.files, entry.measured = files, 0
-            if entry.worker is not None:  # it died; what is left of it goes first
-                await entry.worker.close()
-                entry.worker = None
-            rows, cache_bytes = int(self.spec.get("rows") or 1), int(self.spec.get("cache_bytes") or 0)
-            needed = entry.measured or await asyncio.to_thread(estimate, model, rows, cache_bytes)
-            await self._reserve_memory(entry, needed)
-            spec = {**self.spec, "path": model.path, "backend": model.backend}
-            spec |= {"device": "cpu"} if undone else {}  # the accelerator's memory is the training's
-            worker = await self._start(spec)
-            resident_bytes = int(worker.resident_bytes())
-            if resident_bytes > self.memory_bytes:
-                await worker.close()
-                entry.measured = resident_bytes
-                raise self._too_large(entry, resident_bytes, "it takes")
-            entry.worker, entry.info, entry.failure = worker, worker.info, None
-        except MemoryHeld:
-            raise
-        except AthanorError as error:
-            entry.failure = (str(error), time.monotonic(), files)
-            raise
-        except OSError as error:
-            entry.failure = (f"{model.id}: {error}", time.monotonic(), files)
-            raise InputError(entry.failure[0]) from None
+            path = await gguf_of(self.root, model)
+            header = await asyncio.to_thread(read_header, path)
+            context, rows, cache = fit_cache(header, self._rows, self._cache_bytes)
+            entry.bytes = path.stat().st_size + cache + ENGINE_BYTES
+            await self._make_room(entry)
+            small = path.stat().st_size < FEW_THREADS_BYTES
+            job = Job(str(path), context, rows, 1 if small else self._threads, False, self._accelerator and not undone)
+            engine = Engine(job)
+            shipped = (await engine.ask("/props"))["default_generation_settings"]
+            entry.served = self._served(entry, engine, header, shipped)
+            entry.files, entry.failure = files, None
+            return entry.served
+        except BaseException as error:
+            if engine is not None:
+                await engine.close()
+            if isinstance(error, OSError):
+                error = InputError(f"{model.id}: {error}")
+            if isinstance(error, AthanorError) and not isinstance(error, MemoryHeld):
+                entry.failure = (str(error), time.monotonic(), files)
+            raise error from None
         finally:
-            entry.task, entry.reserved = None, 0
-            await self._notify_waiters()
+            entry.task = None
 
-    # -- memory -----------------------------------------------------------------
+    def _served(self, entry: Entry, engine: Engine, header: Mapping[str, Any], shipped: Mapping[str, Any]) -> Served:
+        path, model = Path(engine.job.path), Path(entry.model.path)
+        beside = tokenizer_beside(path) if "athanor.template_hash" in header else None
+        tokenizer = Tokenizer(beside.read_bytes(), str(beside)) if beside else None
+        # It rounds what it is asked for, and no model sees further than it was trained to.
+        context = min(engine.job.context_tokens, int(shipped["n_ctx"]))
+        if tokenizer is None:
+            names = GREEDY.keys() & shipped["params"].keys()
+            defaults = {name: round(shipped["params"][name], 6) for name in names} | {"max_tokens": context}
+        else:
+            folders = (model, model.parent / "hf", model.parent)
+            files = (folder / "generation_config.json" for folder in folders)
+            values = next((read_json(file) for file in files if file.is_file()), {})
+            sampled = {name: values.get(name, GREEDY[name]) for name in GREEDY}
+            # Ours are greedy, as evaluated, and carry no sampling settings.
+            defaults = sampled if values.get("do_sample") else dict(GREEDY)
+            defaults["max_tokens"] = int(values.get("max_new_tokens", max(1, context // 2)))
+        continues = template_of(model).get("template") == CONTINUES
+        entry.info = {**entry.info, "context_tokens": context}
+        return Served(entry.model.id, engine, tokenizer, context, continues, engine.job.rows, defaults)
 
-    def _held_bytes(self) -> int:
-        return self._closing_bytes + sum(entry.held_bytes() for entry in self._entries.values())
-
-    async def _reserve_memory(self, entry: Entry, needed: int) -> None:
-        """Set `needed` bytes aside for a model; MemoryHeld where other models do not free them in time."""
-        if needed > self.memory_bytes:
-            raise self._too_large(entry, needed, "it needs about")
-        deadline = time.monotonic() + self.wait_seconds
-        async with self._changed:
-            while self._held_bytes() + needed > self.memory_bytes:
-                if await self._evict():
-                    continue
-                remaining = deadline - time.monotonic()
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), max(remaining, 0))
-                    continue
+    async def _make_room(self, entry: Entry) -> None:
+        if entry.bytes > self.memory_bytes:
+            what = (
+                f"it needs about {size_text(entry.bytes)}, more than the {size_text(self.memory_bytes)} of all models"
+            )
+            fix = "start the server with a larger --memory, or serve a smaller file of it"
+            raise InputError(what, where=entry.model.id, fix=fix)
+        others = [other for other in self._entries.values() if other is not entry and (other.served or other.task)]
+        idle = sorted((other for other in others if not other.at_work()), key=lambda other: other.last_used)
+        while sum(other.bytes for other in others) + entry.bytes > self.memory_bytes:
+            if not idle:
+                holders = "; ".join(f"{other.model.id} {size_text(other.bytes)}" for other in others)
+                what = f"needs {size_text(entry.bytes)}, and models that answer hold the memory: {holders}"
                 raise MemoryHeld(
-                    f"needs {size_text(needed)} and no memory came free in {self.wait_seconds:g} s: "
-                    f"{self._holders_text()}",
-                    where=entry.model.id,
-                    fix="ask again later, or start the server with a larger --memory",
+                    what, where=entry.model.id, fix="ask again later, or start the server with more --memory"
                 )
-            entry.reserved = needed  # no await since the sum was taken
+            self._end(idle[0])
+            others.remove(idle.pop(0))
+        if self._ending:  # their memory is free once they have ended
+            await asyncio.wait(set(self._ending))
 
-    async def _evict(self) -> bool:
-        """Close the idle model that was used longest ago; False if none is idle. The condition is held."""
-        idle_entries = [
-            entry for entry in self._entries.values() if entry.worker is not None and not entry.busy and not entry.task
-        ]
-        if not idle_entries:
-            return False
-        entry = min(idle_entries, key=lambda candidate: candidate.last_used)
-        worker, size, entry.worker = entry.worker, entry.held_bytes(), None
-        if entry.measured > self.memory_bytes:
-            entry.measured = 0  # it grew while it answered; loaded anew it may well fit
-        self._closing_bytes += size
-        try:
-            await worker.close()
-        finally:
-            self._closing_bytes -= size
-        return True
+    def _end(self, entry: Entry) -> None:
+        """Let an engine go once it has ended its answers."""
+        served, entry.served = entry.served, None
+        if served is None:
+            return
 
-    def _release(self, entry: Entry) -> None:
-        """Let a worker go that nobody is to ask any more."""
-        worker, size, entry.worker = entry.worker, entry.held_bytes(), None
-        self._in_background(self._retire(worker, size))
+        async def ended() -> None:
+            while served.engine.under_way:
+                await asyncio.sleep(0.1)
+            await served.engine.close()
 
-    async def _retire(self, worker: Any, size: int) -> None:
-        """Close a worker once it has ended its answers; who needs its memory waits."""
-        self._closing_bytes += size
-        try:
-            await worker.retire()
-        finally:
-            self._closing_bytes -= size
-        await self._notify_waiters()
-
-    async def _notify_waiters(self) -> None:
-        """After a load or an answer: close idle models while the bound is exceeded, and wake who waits for memory."""
-        async with self._changed:
-            if not self._closed:
-                while self._held_bytes() > self.memory_bytes and await self._evict():
-                    pass
-            self._changed.notify_all()
-
-    def _too_large(self, entry: Entry, size: int, verb_phrase: str) -> InputError:
-        return InputError(
-            f"{verb_phrase} {size_text(size)}, "
-            f"more than the {size_text(self.memory_bytes)} that all models together may take",
-            where=entry.model.id,
-            fix="start the server with a larger --memory, or serve a smaller file of it (a GGUF)",
-        )
-
-    def _holders_text(self) -> str:
-        rows = [(entry.held_bytes(), entry.model.id, entry.busy) for entry in self._entries.values()]
-        holders = [f"{name} {size_text(size)}{', answering' if busy else ''}" for size, name, busy in rows if size]
-        return f"{'; '.join(holders) or 'no model'}; the bound is {size_text(self.memory_bytes)}"
+        task = asyncio.get_running_loop().create_task(ended())
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
     async def close(self) -> None:
-        """End every load and every worker."""
-        self._closed = True
-        tasks = [*(entry.task for entry in self._entries.values() if entry.task), *self._background]
-        for task in tasks:
+        """End every load and every engine."""
+        loads = [entry.task for entry in self._entries.values() if entry.task]
+        for task in (*loads, *self._ending):
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        workers = [entry.worker for entry in self._entries.values() if entry.worker is not None]
-        for entry in self._entries.values():
-            entry.worker = None
-        await asyncio.gather(*(worker.close() for worker in workers), return_exceptions=True)
+        await asyncio.gather(*loads, *self._ending, return_exceptions=True)
+        engines = [entry.served.engine for entry in self._entries.values() if entry.served]
+        await asyncio.gather(*(engine.close() for engine in engines))

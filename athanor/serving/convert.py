@@ -1,0 +1,71 @@
+"""Write a model that is no GGUF file as one, for the engine: an export's exact weights, a base model or a checkpoint.
+
+    python -P -m athanor.serving.convert PATH FOLDER
+
+writes FOLDER/model.gguf in F32 with its tokenizer. A process of its own: it needs torch, which serving does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from athanor.base.artifacts import new_dir
+from athanor.base.errors import AthanorError, InputError
+from athanor.export.llamacpp import QUIET_ENVIRONMENT, ROOT
+from athanor.serving.about import file_states
+from athanor.serving.discover import AvailableModel
+from athanor.tokenizer.tokenizer import MODEL_FILE
+
+FOLDER, FILE = ".athanor/gguf", "model.gguf"
+KEPT = 8  # conversions; of a checkpoint each is asked for once or twice
+
+
+async def gguf_of(root: Path, model: AvailableModel) -> Path:
+    """The GGUF file of a model, made once for each state of its files."""
+    if (path := Path(model.path)).is_file():
+        return path
+    states = await asyncio.to_thread(file_states, model)
+    target = root / FOLDER / hashlib.sha256(f"{path}\n{states}".encode()).hexdigest()[:16]
+    if not (target / FILE).is_file():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for old in sorted(target.parent.iterdir(), key=lambda folder: -folder.stat().st_mtime)[KEPT - 1 :]:
+            shutil.rmtree(old, ignore_errors=True)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-P", "-m", "athanor.serving.convert", str(path), str(target), cwd=root,
+            stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, start_new_session=True,
+            env=os.environ | QUIET_ENVIRONMENT | {"PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        try:
+            _, said = await process.communicate()
+        except asyncio.CancelledError:
+            process.kill()
+            raise
+        if process.returncode:
+            reason = said.decode(errors="replace").strip().rpartition("\n")[2] or f"status {process.returncode}"
+            raise InputError(reason, where=model.id)
+    return target / FILE
+
+
+def convert(path: Path, folder: Path) -> None:
+    from athanor.export.gguf_writer import write_gguf
+    from athanor.export.source import make_source
+    from athanor.export.vocabulary import Vocabulary
+    from athanor.serving.loading import load_export
+
+    model, tokenizer = load_export(path)
+    with new_dir(folder) as made:
+        (made / MODEL_FILE).write_bytes(tokenizer.model_bytes)
+        source = make_source(path.name, model, tokenizer, Vocabulary.load(made / MODEL_FILE), {})
+        write_gguf(made / FILE, source, "f32")
+
+
+if __name__ == "__main__":
+    try:
+        convert(Path(sys.argv[1]), Path(sys.argv[2]))
+    except AthanorError as error:
+        sys.exit(str(error))
