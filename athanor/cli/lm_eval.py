@@ -38,9 +38,9 @@ from athanor.base.errors import InputError
 from athanor.evaluation.compression import rate
 from athanor.evaluation.likelihood import choice_scores, rolling_logprob
 from athanor.evaluation.scoring import choose
+from athanor.export.loading import load_export
 from athanor.model.transformer import Transformer
 from athanor.runtime.machine import anchor, machine
-from athanor.serving.loading import load_export
 from athanor.text.documents import read_documents
 from athanor.tokenizer.tokenizer import Tokenizer
 

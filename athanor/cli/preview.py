@@ -35,9 +35,9 @@ from athanor.cli.cli import call, positive
 from athanor.cli.evaluate.main import linked_copy
 from athanor.cli.shrink import newest_checkpoint, shrink
 from athanor.cli.slots import GIB, bytes_of, choose, find, size
+from athanor.export.places import PREVIEWS, STAGES, origin, slot_folder, whole_checkpoints
 from athanor.runtime.machine import anchor, machine, step_back
 from athanor.runtime.terminal import say
-from athanor.serving.running import PREVIEWS, STAGES, origin, slot_folder, whole_checkpoints
 from athanor.training import checkpoint
 from athanor.training.pretrain_params import PretrainParams
 

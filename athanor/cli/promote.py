@@ -26,14 +26,14 @@ from typing import TYPE_CHECKING
 from athanor.base.artifacts import MANIFEST, manifest_digest, read_json, sha256_file
 from athanor.base.errors import InputError
 from athanor.cli import compare
+from athanor.export.places import EXPORT, HF_DIR, WEIGHTS_OF
 from athanor.runtime import ship
 from athanor.runtime.machine import anchor
 from athanor.runtime.overview import NOTE
 from athanor.runtime.redact import redact
 from athanor.runtime.store import EXPERIMENT
 from athanor.runtime.store_check import trouble
-from athanor.serving.discover import TORCH, AvailableModel, discover, materialise
-from athanor.serving.experiments import EXPORT, HF_DIR, WEIGHTS_OF
+from athanor.serving.discover import EXPORTED, AvailableModel, discover, materialise
 from athanor.serving.files import FACTS_FILE
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _model(root: Path, value: str) -> AvailableModel:
         raise InputError(error.what, where=value, fix=error.fix) from None
     wanted = (model for model in found if model.path == str(export / HF_DIR) or model.fetch and not own)
     model = next(wanted, None)
-    if model is None or model.backend != TORCH:
+    if model is None or model.kind != EXPORTED:
         raise InputError("no export of this pipeline", where=value, fix=f"athanor repro; it makes {EXPORT}")
     if model.problem:
         raise InputError(model.problem, where=value)

@@ -15,10 +15,10 @@ from typing import Any
 from athanor.base.artifacts import new_dir, write_json
 from athanor.base.errors import InputError
 from athanor.cli import slots
+from athanor.export.checkpoints import checkpoint_source, slot_of
 from athanor.export.huggingface import DTYPES, write_huggingface
+from athanor.export.places import ORIGIN, origin
 from athanor.runtime.machine import anchor
-from athanor.serving.checkpoints import checkpoint_source, slot_of
-from athanor.serving.running import ORIGIN, origin
 from athanor.training import checkpoint
 
 

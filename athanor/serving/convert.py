@@ -55,7 +55,7 @@ def convert(path: Path, folder: Path) -> None:
     from athanor.export.gguf_writer import write_gguf
     from athanor.export.source import make_source
     from athanor.export.vocabulary import Vocabulary
-    from athanor.serving.loading import load_export
+    from athanor.export.loading import load_export
 
     model, tokenizer = load_export(path)
     with new_dir(folder) as made:

@@ -1,37 +1,17 @@
-"""Where a checkout keeps its models, and what DVC recorded of the exports of experiments.
-
-Read from Git and from DVC's cache, without opening either with DVC.
-"""
+"""Exports of DVC's experiments, read from Git and from DVC's cache without opening either with DVC."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 
-from athanor.base.artifacts import MANIFEST
+from athanor.base.errors import InputError
+from athanor.export.places import CARD, EXPORT, HF_DIR, WEIGHTS_OF
 from athanor.runtime.facts import git
+from athanor.serving.files import read_bounded
 
-BASE, TOKENIZER = "models/base", "models/tokenizer"
-EXPORT, HF_DIR, CARD = "models/export", "hf", "MODEL_CARD.md"
-# An export and the weights it is made from; the first that is there is what a page begins with.
-WEIGHTS_OF = {
-    EXPORT: "models/sft",
-    "models/lora-export": "models/lora",
-    "models/grpo-export": "models/grpo",
-    "models/dpo-export": "models/dpo",
-}
 _NAMED = re.compile(r"refs/exps/[0-9a-f]{2}/[0-9a-f]{38}/(.+)")
-
-
-def is_base(folder: Path) -> bool:
-    """Whether a folder is a checkout's base model, as pretraining wrote it; its tokenizer lies beside it."""
-    return os.path.realpath(folder).endswith(f"/{BASE}") and (folder / MANIFEST).is_file()
-
-
-def tokenizer_folder(base: Path) -> Path:
-    return base.with_name(Path(TOKENIZER).name)
 
 
 def recorded(root: Path) -> list[tuple[str, str, float, tuple[str, int] | None]]:
@@ -59,21 +39,16 @@ def export_of(lock: str) -> tuple[str, int] | None:
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
-    weights, outs, made_from = WEIGHTS_OF[EXPORT], {}, None
     try:
-        for stage in YAML(typ="safe").load(lock)["stages"].values():
-            stage_outs = {row["path"]: row for row in stage.get("outs", ())}
-            outs |= stage_outs
-            if EXPORT in stage_outs:
-                made_from = next((row["md5"] for row in stage["deps"] if row["path"] == weights), None)
-        md5 = str(outs[EXPORT]["md5"]).removesuffix(".dir")
-    except (YAMLError, KeyError, TypeError, AttributeError):
+        stages = YAML(typ="safe").load(lock)["stages"].values()
+        outs = {row["path"]: row for stage in stages for row in stage.get("outs", ())}
+        weights = outs.get(WEIGHTS_OF[EXPORT])
+        exporting = next(stage for stage in stages if EXPORT in {row["path"] for row in stage.get("outs", ())})
+        made_from = {row["path"]: row["md5"] for row in exporting["deps"]}.get(WEIGHTS_OF[EXPORT])
+        md5, size = re.fullmatch("([0-9a-f]{32})(?:\.dir)?", outs[EXPORT]["md5"])[1], int(outs[EXPORT].get("size") or 0)
+    except (YAMLError, KeyError, TypeError, AttributeError, ValueError, StopIteration):
         return None
-    if not re.fullmatch("[0-9a-f]{32}", md5) or (
-        made_from and outs.get(weights, {}).get("md5", made_from) != made_from
-    ):
-        return None
-    return md5, int(outs[EXPORT].get("size") or 0)
+    return None if weights and made_from and weights["md5"] != made_from else (md5, size)
 
 
 def cached(cache: Path, md5: str) -> dict[str, Path] | None:
@@ -81,15 +56,14 @@ def cached(cache: Path, md5: str) -> dict[str, Path] | None:
 
     None without the list.
     """
-    path = cache / md5[:2] / f"{md5[2:]}.dir"
     try:
-        rows = json.loads(path.read_bytes())
+        rows = json.loads(read_bounded(cache / md5[:2] / f"{md5[2:]}.dir"))
         md5_of = {row["relpath"]: row["md5"] for row in rows}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        # The list may be somebody else's: an export's files lie side by side, and each has the hash of its content.
+        return {
+            name.removeprefix(f"{HF_DIR}/"): cache / checksum[:2] / checksum[2:]
+            for name, checksum in md5_of.items()
+            if re.fullmatch(rf"{CARD}|{HF_DIR}/[\w-][\w.-]*", name) and re.fullmatch("[0-9a-f]{32}", checksum)
+        }
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, InputError):
         return None
-    # The list may be somebody else's: an export's files lie side by side, and each has the hash of its content.
-    return {
-        name.removeprefix(f"{HF_DIR}/"): cache / checksum[:2] / checksum[2:]
-        for name, checksum in md5_of.items()
-        if re.fullmatch(rf"{CARD}|{HF_DIR}/[\w-][\w.-]*", name) and re.fullmatch("[0-9a-f]{32}", checksum)
-    }

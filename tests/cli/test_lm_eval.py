@@ -16,9 +16,9 @@ from athanor.base.errors import InputError
 from athanor.cli import cli, lm_eval
 from athanor.evaluation import battery, likelihood, scoring
 from athanor.export.huggingface import write_huggingface
+from athanor.export.loading import load_export
 from athanor.export.source import make_source
 from athanor.export.vocabulary import Vocabulary
-from athanor.serving.loading import load_export
 from athanor.text.documents import Document, write_documents
 from tests.evaluation.tiny import make_model, write_tiny_tokenizer
 

@@ -10,16 +10,15 @@ from safetensors import safe_open
 
 from athanor.base.artifacts import manifest_digest, read_json, read_manifest, sha256_file
 from athanor.base.errors import InputError
+from athanor.export.places import BASE, slot_folder
 from athanor.export.source import TOKENIZER, Source, make_source
 from athanor.export.vocabulary import Vocabulary
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
 from athanor.model.weights import fill, load_config
-from athanor.serving.running import slot_folder
 from athanor.tokenizer.tokenizer import MODEL_FILE, Tokenizer
 from athanor.training import checkpoint
 
-BASE = Path("models/base")
 _WEIGHTS = "model."  # of the names in a checkpoint; the rest is optimiser, history, guard and random states
 
 

@@ -10,19 +10,17 @@ import torch
 
 from athanor.base.artifacts import read_json
 from athanor.base.errors import InputError
+from athanor.export.places import is_base, is_checkpoint, slot_folder, tokenizer_folder
 from athanor.model.config import ModelConfig
 from athanor.model.tensorfile import read_tensors
 from athanor.model.transformer import Transformer
 from athanor.model.weights import WEIGHTS, fill, load_model
-from athanor.serving.experiments import is_base, tokenizer_folder
-from athanor.serving.running import is_checkpoint, slot_folder
 from athanor.tokenizer.chat import check_made_with
 from athanor.tokenizer.tokenizer import MODEL_FILE, Tokenizer
 
-FACTS_FILE, CONFIG, GENERATION = "athanor.json", "config.json", "generation_config.json"
+FACTS_FILE, CONFIG = "athanor.json", "config.json"
 MAKE_IT = "name the folder of an export; make repro makes one, models/export/hf"
 EXPORT_IT = "export it again: dvc repro export"
-SMALL_PARAMETERS = 30_000_000
 QK_NORM = {"LlamaForCausalLM": False, "Qwen3ForCausalLM": True}
 
 
@@ -35,8 +33,8 @@ def load_export(folder: str | Path, device: torch.device | str = "cpu") -> tuple
     """
     folder = Path(folder)
     if is_checkpoint(folder):
+        from athanor.export.checkpoints import checkpoint_source
         from athanor.export.parity import rebuilt
-        from athanor.serving.checkpoints import checkpoint_source
 
         source, _ = checkpoint_source(folder, slot_folder(folder))
         return rebuilt(source, "float32").to(device), source.tokenizer
@@ -46,8 +44,8 @@ def load_export(folder: str | Path, device: torch.device | str = "cpu") -> tuple
         check_made_with(facts, tokenizer, where=str(folder), fix="dvc repro pretrain")
         return model, tokenizer
     if folder.is_file():
-        what = "this is a file, and the chat in a terminal takes the directory of an export"
-        raise InputError(what, where=str(folder), fix=f"{folder.parent / 'hf'}; athanor serve takes GGUF files, too")
+        fix = f"name {folder.parent / 'hf'}; athanor chat and athanor serve take GGUF files, too"
+        raise InputError("this is a file, and the directory of an export is needed", where=str(folder), fix=fix)
     if not folder.is_dir():
         raise InputError("no exported model here", where=str(folder), fix=MAKE_IT)
     facts = _read(folder, FACTS_FILE)
@@ -91,26 +89,6 @@ def model_config(values: Mapping[str, Any], where: str) -> ModelConfig:
         )
     except (KeyError, TypeError) as error:
         raise InputError(f"a key is missing or odd ({error})", where=where, fix=EXPORT_IT) from None
-
-
-def decoding_defaults(folder: str | Path) -> dict[str, Any]:
-    """Content of the export's generation_config.json: the decoding settings the model ships with.
-
-    A checkpoint and a base model have none.
-    """
-    folder = Path(folder)
-    return {} if is_checkpoint(folder) or is_base(folder) else _read(folder, GENERATION)
-
-
-def sampling_defaults(generation_config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings to sample with. An export that does not sample carries no temperature: greedy, as evaluated."""
-    return generation_config if generation_config.get("do_sample") else {}
-
-
-def few_threads(model: Transformer) -> None:
-    """One thread for a small model: several wait for each other longer than they compute, far longer on a busy machine."""
-    if model.config.parameter_count() < SMALL_PARAMETERS:
-        torch.set_num_threads(1)
 
 
 def _read(folder: Path, name: str) -> dict[str, Any]:
