@@ -6,6 +6,7 @@ athanor chat accept ID ... | --all            take them for training; reject: do
 athanor chat export OUT.jsonl                 the accepted ones as rows for instruction tuning
 athanor chat pairs OUT.jsonl                  better and worse answers, for preference optimisation
 athanor chat item ID [--kind K] [--reject T]  one as a held-out question of the battery
+athanor chat import-old [OLD]                 chats and feedback of before, out of .athanor/chat.sqlite3
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from typing import Any
 from athanor.base.artifacts import write_text
 from athanor.base.errors import AthanorError, InputError
 from athanor.base.strict import read_yaml
+from athanor.cli.chat_import import import_option
 from athanor.cli.chat_rows import row_options
 from athanor.evaluation.item_gate import check_items
 from athanor.evaluation.scoring import NUMBER, score
-from athanor.serving.store import Store, default_path
+from athanor.runtime.machine import anchor
+from athanor.serving.feedback import FILE, Feedback
 from athanor.sources.exercises.written import BY_HAND, read_written
 from athanor.text.conversations import DIFFICULTIES, Item, Message
 
@@ -49,10 +52,10 @@ def _correction_options(commands: Any) -> None:
         command.set_defaults(run=set_status, status=status)
 
 
-def list_corrections(store: Store, args: argparse.Namespace) -> int:
-    corrections = store.corrections(None if args.all else "candidate")
+def list_corrections(feedback: Feedback, args: argparse.Namespace) -> int:
+    corrections = feedback.corrections(None if args.all else "candidate")
     for row in corrections:
-        print(f'{row["id"]}  {row["status"]}, {row["model"]}, in "{shortened(row["chat_title"])}"')
+        print(f'{row["id"]}  {row["status"]}, {row["model"]}, in "{shortened(row["title"])}"')
         turns = sum(message["role"] == "user" for message in row["prompt"])
         after = f" (question {turns} of its chat)" if turns > 1 else ""
         print(f"    asked      {shortened(row['prompt'][-1]['content'])}{after}")
@@ -70,12 +73,12 @@ def shortened(text: str) -> str:
     return "".join(c if c.isprintable() else "\ufffd" for c in line)
 
 
-def set_status(store: Store, args: argparse.Namespace) -> int:
-    ids = [row["id"] for row in store.corrections("candidate")] if args.all else list(dict.fromkeys(args.ids))
+def set_status(feedback: Feedback, args: argparse.Namespace) -> int:
+    ids = [row["id"] for row in feedback.corrections("candidate")] if args.all else list(dict.fromkeys(args.ids))
     for correction_id in ids:
-        store.correction(correction_id)  # an unknown one stops all, before the first is settled
+        feedback.correction(correction_id)  # an unknown one stops all, before the first is settled
     for correction_id in ids:
-        store.settle(correction_id, args.status)
+        feedback.settle(correction_id, args.status)
     print(f"{args.status} {len(ids)}: {', '.join(map(str, ids))}" if ids else "no correction waits")
     if ids and args.status == "accepted":
         print("write them with: athanor chat export corpus/corrections.jsonl")
@@ -96,9 +99,9 @@ def _item_options(command: argparse.ArgumentParser) -> None:
     command.set_defaults(run=add_item)
 
 
-def add_item(store: Store, args: argparse.Namespace) -> int:
+def add_item(feedback: Feedback, args: argparse.Namespace) -> int:
     """Append the item if the reader of such files and the battery's gate take it; else nothing changes."""
-    row = item_row(store.correction(args.id), args)
+    row = item_row(feedback.correction(args.id), args)
     out: Path = args.out
     old = out.read_text(encoding="utf-8") if out.is_file() else ""
     text = old + ("\n" if old and not old.endswith("\n") else "") + json.dumps(row, ensure_ascii=False) + "\n"
@@ -115,9 +118,9 @@ def add_item(store: Store, args: argparse.Namespace) -> int:
 
 
 def item_row(correction: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
-    """The line for a file of items. Refused are the answer that was corrected, its other variants, and --reject.
+    """The line for a file of items. Refused are the answer that was corrected, others that were judged, and --reject.
 
-    A variant that somebody liked, or that the scorer takes, is no wrong answer and is left out.
+    One that somebody liked, or that the scorer takes, is no wrong answer and is left out.
     """
     prompt = tuple(Message(**message) for message in correction["prompt"])
     where = f"correction {correction['id']}"
@@ -132,9 +135,7 @@ def item_row(correction: dict[str, Any], args: argparse.Namespace) -> dict[str, 
         accepted = [numbers[-1], *accepted]  # the reader wants the bare number first
     item = Item(args.category, prompt, args.kind, accepted[0], tuple(accepted), (), checks=tuple(args.check))
     others = [
-        message["content"]
-        for message in correction["variants"]
-        if (message["feedback"] or {}).get("verdict") != "up" and not score(item, message["content"])
+        row["answer"] for row in correction["variants"] if row["verdict"] != "up" and not score(item, row["answer"])
     ]
     rejected = [text for text in dict.fromkeys([correction["answer"], *args.reject, *others]) if text.strip()]
     needed = 1 if args.kind == "likelihood" else 2
@@ -182,26 +183,23 @@ def _usage_hint(out: Path) -> str:
 
 def main() -> int:
     if not sys.argv[1:] or sys.argv[1].startswith("-"):
-        from athanor.serving import terminal  # brings torch, which no other command here needs
+        from athanor.serving import terminal
 
         return terminal.main()
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="athanor chat", description=__doc__, formatter_class=formatter)
     commands = parser.add_subparsers(
-        dest="command", metavar="list | accept | reject | export | pairs | item", required=True
+        dest="command", metavar="list | accept | reject | export | pairs | item | import-old", required=True
     )
     _correction_options(commands)
     row_options(commands)
     _item_options(commands.add_parser("item", help="add a correction to the battery's held-out questions"))
+    import_option(commands)
     for command in commands.choices.values():
-        command.add_argument("--store", type=Path, help="the file of the chats (default .athanor/chat.sqlite3)")
+        command.add_argument("--feedback", type=Path, help=f"the file of the page's feedback (default {FILE})")
     args = parser.parse_args()
-    path = args.store or default_path()
-    if not path.is_file():
+    path = args.feedback or anchor() / FILE
+    if not path.is_file() and args.command != "import-old":
         fix = "start the page with athanor serve, and correct an answer there"
-        raise InputError("there are no chats yet", where=str(path), fix=fix)
-    store = Store(path)
-    try:
-        return int(args.run(store, args))
-    finally:
-        store.close()
+        raise InputError("there is no feedback yet", where=str(path), fix=fix)
+    return int(args.run(Feedback(path), args))

@@ -1,4 +1,4 @@
-"""Rows to train on out of the chat page's store: accepted corrections, and pairs of a better and a worse answer."""
+"""Rows to train on out of the chat page's feedback: accepted corrections, and pairs of a better and a worse answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from athanor.base.artifacts import write_text
 from athanor.base.errors import InputError
 from athanor.runtime.schema import check_values
-from athanor.serving.store import Store
+from athanor.serving.feedback import Feedback, Row
 from athanor.text.conversations import Message, check_messages
 
 # What params.yaml needs to read the rows. Each is taught in eight wordings, alone and as a later turn: one among some
@@ -50,7 +50,7 @@ def row_options(commands: Any) -> None:
             command.add_argument("--write", action="store_true", help="put the lines that read them into params.yaml")
 
 
-def export_rows(store: Store, args: argparse.Namespace) -> int:
+def export_rows(feedback: Feedback, args: argparse.Namespace) -> int:
     """Write all accepted corrections, in the order of their messages, each conversation once.
 
     Of several corrections of one question that of the later answer is written.
@@ -58,18 +58,19 @@ def export_rows(store: Store, args: argparse.Namespace) -> int:
     out: Path = args.out
     _check_out(out, "correction")
     rows: dict[str, dict[str, Any]] = {}
-    left_out, accepted = [], store.corrections("accepted")
+    left_out, said = [], feedback.rows()
+    accepted = [row for row in said if row["status"] == "accepted"]
     for row in accepted:
         messages = [*row["prompt"], _answer(row["correction"])]
         try:
-            _check_row([messages], store.way(row["chat"], row["id"])[:-1], f"correction {row['id']}")
+            _check_row([messages], row, said, f"correction {row['id']}")
         except InputError as error:
             left_out.append(str(error))
             continue
         # The number tells on the next export that the row came from here; the training reads the messages alone.
-        said = rows.setdefault(json.dumps(row["prompt"]), {"messages": messages, "correction": row["id"]})
-        if said["messages"] != messages:
-            left_out.append(f"correction {said['correction']}: correction {row['id']} answers the same otherwise")
+        first = rows.setdefault(json.dumps(row["prompt"]), {"messages": messages, "correction": row["id"]})
+        if first["messages"] != messages:
+            left_out.append(f"correction {first['correction']}: correction {row['id']} answers the same otherwise")
             rows[json.dumps(row["prompt"])] = {"messages": messages, "correction": row["id"]}
     if accepted and not rows:
         raise _all_left_out("accepted correction", left_out, out)
@@ -105,16 +106,17 @@ def _into_params(out: Path) -> str:
     return f"written to {PARAMS}; athanor repro trains on it"
 
 
-def export_pairs(store: Store, args: argparse.Namespace) -> int:
+def export_pairs(feedback: Feedback, args: argparse.Namespace) -> int:
     """Write all pairs, in the order of the worse answers, each pair once."""
     out: Path = args.out
     _check_out(out, "pair")
     rows: dict[str, dict[str, Any]] = {}
-    left_out, found = [], sorted(_pairs(store), key=lambda pair: pair[0])
-    for _, earlier, row in found:
+    said = feedback.rows()
+    left_out, found = [], list(_pairs(said))
+    for worse, row in found:
         answers, where = (row["chosen"], row["rejected"]), f"pair {row['pair']}"
         try:
-            _check_row([[*row["prompt"], _answer(text)] for text in answers], earlier, where)
+            _check_row([[*row["prompt"], _answer(text)] for text in answers], worse, said, where)
             if row["chosen"].strip() == row["rejected"].strip():
                 raise InputError("both answers say the same", where=where, fix="take one thumb back")
         except InputError as error:
@@ -132,39 +134,26 @@ def export_pairs(store: Store, args: argparse.Namespace) -> int:
     return 0
 
 
-def _pairs(store: Store) -> Iterator[tuple[tuple[int, int], list[dict[str, Any]], dict[str, Any]]]:
-    """Every answer with a thumb down beside each better one: its accepted correction, and answers with a thumb up.
-
-    Each with its place in the order, the stored messages before it, and its row.
-    """
-    for listed in store.chats():
-        chat = store.chat(listed["id"])
-        system = [{"role": "system", "content": chat["system"]}] if chat["system"].strip() else []
-        for worse in _judged(chat, "down"):
-            said = worse["feedback"]
-            better = [(0, said["correction"])] if said["status"] == "accepted" else []
-            better += [(up["id"], up["content"]) for up in _judged(chat, "up") if up["parent"] == worse["parent"]]
-            earlier = store.way(chat["id"], worse["parent"]) if better else []
-            prompt = [*system, *({"role": message["role"], "content": message["content"]} for message in earlier)]
-            for number, chosen in better:
-                name = f"{number}-{worse['id']}" if number else str(worse["id"])
-                row = {"prompt": prompt, "chosen": chosen, "rejected": worse["content"], "pair": name}
-                yield (worse["id"], number), earlier, row
-
-
-def _judged(chat: dict[str, Any], verdict: str) -> list[dict[str, Any]]:
-    return [message for message in chat["messages"] if (message["feedback"] or {}).get("verdict") == verdict]
+def _pairs(said: Sequence[Row]) -> Iterator[tuple[Row, dict[str, Any]]]:
+    """Every answer with a thumb down, and its pair with each better one: its correction, answers with a thumb up."""
+    for worse in (row for row in said if row["verdict"] == "down"):
+        better = [(str(worse["id"]), worse["correction"])] if worse["status"] == "accepted" else []
+        for row in said:
+            if row["verdict"] == "up" and (row["chat"], row["parent"]) == (worse["chat"], worse["parent"]):
+                better.append((f"{row['id']}-{worse['id']}", row["answer"]))
+        for name, chosen in better:
+            yield worse, {"prompt": worse["prompt"], "chosen": chosen, "rejected": worse["answer"], "pair": name}
 
 
 def _answer(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": text}
 
 
-def _check_row(conversations: Sequence[list[dict[str, str]]], earlier: list[dict[str, Any]], where: str) -> None:
-    """InputError if a conversation has an empty message, or an answer among the stored messages `earlier` a thumb down."""
+def _check_row(conversations: Sequence[list[dict[str, str]]], row: Row, said: Sequence[Row], where: str) -> None:
+    """InputError if a conversation has an empty message, or an answer before that of `row` a thumb down."""
     for messages in conversations:
         check_messages([Message(**message) for message in messages], where)
-    if any((message["feedback"] or {}).get("verdict") == "down" for message in earlier):
+    if any(one["verdict"] == "down" for one in said if one["message"] in row["path"] and one is not row):
         fix = "ask again in a new chat, or below the right answer"
         raise InputError("an earlier answer of its chat has a thumb down", where=where, fix=fix)
 

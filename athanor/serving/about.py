@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -10,15 +11,15 @@ from typing import Any
 from athanor.base.artifacts import read_json
 from athanor.base.errors import AthanorError
 from athanor.export.gguf_reader import read_header
+from athanor.export.places import CARD, HF_DIR, is_base
 from athanor.model.config import ModelConfig
 from athanor.runtime.watch import FILE as HEALTH_FILE
-from athanor.serving.discover import AvailableModel, materialise
-from athanor.serving.experiments import CARD, HF_DIR, is_base
-from athanor.serving.files import CONFIG, FACTS_FILE
+from athanor.serving.discover import ODD, AvailableModel, materialise
+from athanor.serving.files import CONFIG, FACTS_FILE, read_bounded
 from athanor.serving.starters import checkout_of, topics
 
 CARDS = (CARD, "README.md")  # as our exports have it, and as published ones and foreign ones do
-CARD_BYTES = 1 << 20
+CARD_CHARS = 1 << 20
 TRAINED = ("pretrain", "sft")
 SHAPE = ("context_tokens", "parameters")
 
@@ -32,10 +33,11 @@ def about(root: Path, model: AvailableModel) -> dict[str, Any]:
     with suppress(AthanorError, OSError):  # then the card is missing, too
         materialise(root, model)
     checkout = checkout_of(path)
+    made = _of_run(checkout, "export", "meta.json")
     return {
         "card": _card(path),
         "topics": [topic._asdict() for topic in topics(path)],
-        "commit": model.fetch or (str(_of_run(checkout, "export", "meta.json").get("commit", "")) if checkout else ""),
+        "commit": model.fetch or str(made.get("commit", "")),
         "health": {stage: _of_run(checkout, stage, f"files/{HEALTH_FILE}").get("status") for stage in TRAINED}
         if checkout
         else {},
@@ -43,15 +45,13 @@ def about(root: Path, model: AvailableModel) -> dict[str, Any]:
 
 
 def shape(path: Path) -> dict[str, int]:
-    """What the files of a model say of `SHAPE`; loaded, it says both."""
-    with suppress(AthanorError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    """What the files of a model say of `SHAPE`."""
+    with suppress(*ODD):
         if path.is_file():
             header = read_header(path)
             return {"context_tokens": int(header[f"{header['general.architecture']}.context_length"])}
-        own = path / (CONFIG if is_base(path) else FACTS_FILE)
-        if not own.is_file():
-            return {"context_tokens": int(read_json(path / CONFIG)["max_position_embeddings"])}
-        config = ModelConfig.from_dict(read_json(own)["model"])
+        own = json.loads(read_bounded(path / (CONFIG if is_base(path) else FACTS_FILE)))
+        config = ModelConfig.from_dict(own["model"])
         return {"context_tokens": config.context_tokens, "parameters": config.parameter_count()}
     return {}
 
@@ -59,14 +59,14 @@ def shape(path: Path) -> dict[str, int]:
 def _card(path: Path) -> str:
     folders = (path.parent, path) if path.name == HF_DIR else (path if path.is_dir() else path.parent,)
     for file in (folder / name for folder in folders for name in CARDS):
-        with suppress(OSError), file.open(encoding="utf-8", errors="replace") as opened:
-            return opened.read(CARD_BYTES)
+        with suppress(AthanorError, OSError):
+            return read_bounded(file).decode(errors="replace")[:CARD_CHARS]
     return ""
 
 
-def _of_run(checkout: Path, stage: str, name: str) -> dict[str, Any]:
+def _of_run(checkout: Path | None, stage: str, name: str) -> dict[str, Any]:
     """A file of the run that made what the checkout has of a stage; empty where that ran on another machine."""
-    with suppress(AthanorError, OSError, KeyError, TypeError):
+    with suppress(*ODD):
         run = read_json(checkout / "metrics" / "runs" / f"{stage}.json")["run"]
         return dict(read_json(checkout / ".athanor" / "runs" / str(run) / name))
     return {}
@@ -75,8 +75,7 @@ def _of_run(checkout: Path, stage: str, name: str) -> dict[str, Any]:
 def file_states(model: AvailableModel) -> Any:
     """Names, times and sizes of the model's files: another value after a change of one. None if they cannot be read."""
     path = Path(model.path)
-    try:
-        files = sorted(path.iterdir()) if path.is_dir() else [path]
+    with suppress(OSError):
+        files = sorted(path.iterdir()) if path.is_dir() else [path, *([Path(model.base)] if model.base else [])]
         return [(file.name, stat.st_mtime_ns, stat.st_size) for file in files if (stat := os.stat(file))]
-    except OSError:
-        return None
+    return None

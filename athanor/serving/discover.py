@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
@@ -23,11 +22,15 @@ from athanor.export.gguf_reader import read_header
 from athanor.export.places import BASE, EXPORT, HF_DIR, TOKENIZER, WEIGHTS_OF, is_base, tokenizer_folder
 from athanor.runtime.dvc_view import cache_folder
 from athanor.serving.experiments import cached, recorded, unexported
-from athanor.serving.files import ADAPTED, CONFIG, FACTS_FILE, WEIGHTS, gguf_problem, own_problem, read_bounded
+from athanor.serving.files import ADAPTED, CONFIG, FACTS_FILE, gguf_problem, own_problem, read_bounded
 from athanor.tokenizer.tokenizer import MODEL_FILE
 
 SERVED = ".athanor/served"
 GGUF, EXPORTED, BASE_MODEL, CHECKPOINT = "gguf", "export", "base", "checkpoint"
+NO_EXPORT = (
+    f"it has no {FACTS_FILE}, so it is no export of this pipeline. Fix: name a .gguf file (of other models llama.cpp's "
+    "convert_hf_to_gguf.py makes one), or a directory that athanor shrink made of a checkpoint"
+)
 # What damaged or odd files raise.
 ODD = (AthanorError, OSError, AttributeError, LookupError, TypeError, ValueError, RuntimeError, MemoryError)
 
@@ -37,8 +40,8 @@ class AvailableModel:
     """A model that could be served.
 
     id: what clients write as "model"; unique. path: its directory or file; of an experiment the one that `materialise`
-    makes. kind: of its files. bytes: of its weights, 0 where that is not known. created: Unix time. problem: why it
-    cannot be served, "" if nothing is known. fetch: commit of an experiment. base: the GGUF file that a LoRA is added to.
+    makes. kind: of its files. created: Unix time. problem: why it cannot be served, "" if nothing is known. fetch: commit
+    of an experiment. base: the GGUF file that a LoRA is added to.
     """
 
     id: str
@@ -47,7 +50,6 @@ class AvailableModel:
     kind: str
     source: str
     created: float
-    bytes: int
     problem: str = ""
     fetch: str = ""
     base: str = ""
@@ -123,22 +125,13 @@ def problem_of(root: Path, model: AvailableModel) -> str:
         if model.kind == BASE_MODEL:
             files[MODEL_FILE] = tokenizer_folder(path) / MODEL_FILE
             return own_problem(files, CONFIG, "pretrain")
-        return own_problem(files) if FACTS_FILE in files else _foreign_problem(files)
+        return own_problem(files) if FACTS_FILE in files else NO_EXPORT
     except FileNotFoundError:
         why = ": a training keeps its two newest checkpoints. Fix: choose the newest of the list"
         return f"{path} is gone{why if model.kind == CHECKPOINT else ''}"
     except ODD as error:
         odd = f"{path.name} is no file of a model ({type(error).__name__}: {error})"
         return str(error) if isinstance(error, AthanorError) else odd
-
-
-def _foreign_problem(names: Collection[str]) -> str:
-    fix = "convert it by llama.cpp's convert_hf_to_gguf.py, and name the .gguf file"
-    if files := sorted(name for name in names if name.endswith(".gguf")):
-        fix = f"name a file of it, like {files[0]}"
-    if MANIFEST in names:
-        fix = "athanor slots lists checkpoints, athanor shrink ID FOLDER makes a directory to serve of one"
-    return f"no export of this pipeline, whose {FACTS_FILE} is missing. Fix: {fix}"
 
 
 def stale_export_problem(folder: Path) -> str:
@@ -158,7 +151,7 @@ def stale_export_problem(folder: Path) -> str:
 
 
 class Local:
-    """This checkout's own models, looked at again once a file of theirs has changed since it was made."""
+    """This checkout's own models, looked at again once a file of theirs was made, replaced or removed."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
@@ -167,7 +160,7 @@ class Local:
     def changed(self) -> list[AvailableModel] | None:
         """All of them as they are now, the default first; None where no file has changed since the last call.
 
-        Without a change that costs one stat for each file beside the models; with one, no experiment is looked at.
+        Without a change that costs one stat for each folder of models; with one, no experiment is looked at.
         """
         states = self._states()  # before the models: what changes meanwhile is seen by the next call
         if states == self._seen:
@@ -177,19 +170,9 @@ class Local:
 
     def _states(self) -> list[Any]:
         """Of all that says which models there are and whether they can be served: the weights of exports, too."""
-        exports = [folder for export in WEIGHTS_OF for folder in (export, f"{export}/{HF_DIR}")]
-        return [_states(self.root / folder) for folder in (*exports, *WEIGHTS_OF.values(), BASE, TOKENIZER)]
-
-
-def _states(folder: Path) -> list[tuple[str, int, int, int]]:
-    states = []
-    with suppress(OSError), os.scandir(folder) as files:
-        for file in files:
-            stat = None
-            with suppress(OSError):  # a link to nothing
-                stat = file.stat()
-            states.append((file.name, *((stat.st_ino, stat.st_mtime_ns, stat.st_size) if stat else (0, 0, 0))))
-    return sorted(states)
+        folders = (*WEIGHTS_OF, *(f"{export}/{HF_DIR}" for export in WEIGHTS_OF), *WEIGHTS_OF.values(), BASE, TOKENIZER)
+        found = [path.stat() for folder in folders if (path := self.root / folder).is_dir()]
+        return [(stat.st_dev, stat.st_ino, stat.st_mtime_ns) for stat in found]  # a file that is replaced changes it
 
 
 def _local(root: Path) -> list[AvailableModel]:
@@ -207,19 +190,18 @@ def _local(root: Path) -> list[AvailableModel]:
 
 def _described(path: Path, source: str, origin: str) -> AvailableModel:
     """The model in a file or a directory; where it cannot be looked at (no permission, a loop of links) with that problem."""
-    name, base, created, size = (path.parent if path.name == HF_DIR else path).stem, "", 0.0, 0
+    name, base, created = (path.parent if path.name == HF_DIR else path).stem, "", 0.0
     kind = BASE_MODEL if is_base(path) else EXPORTED if path.is_dir() else GGUF
     with suppress(*ODD):
         main_file = path if kind == GGUF else path / (CONFIG if kind == BASE_MODEL else FACTS_FILE)
         created = main_file.stat().st_mtime
-        size = sum(file.stat().st_size for file in ([path] if kind == GGUF else path.glob("*.safetensors")))
         if kind == EXPORTED:
             name = str(json.loads(read_bounded(main_file))["name"] or name)
         header = read_header(path) if kind == GGUF else {}
         if "athanor.file" in header:  # model-q8_0.gguf: the name of the model is inside
             name = f"{header['general.name']}-{path.stem.removeprefix('model-')}"
         base = str(path.with_name(ADAPTED)) if header.get("general.type") == "adapter" else ""
-    model = AvailableModel(_slug(name), f"{name} ({origin})", str(path), kind, source, created, size, base=base)
+    model = AvailableModel(_slug(name), f"{name} ({origin})", str(path), kind, source, created, base=base)
     return replace(model, problem=problem_of(path, model))
 
 
@@ -230,9 +212,7 @@ def _slug(name: str) -> str:
 def _named_path(value: str, names: Sequence[str]) -> AvailableModel:
     path = Path(value).expanduser()
     if not path.exists():
-        beside = [str(path.parent / file.name) for file in path.parent.iterdir()] if path.parent.is_dir() else []
-        known = [*names, *(beside if "/" in value else ())]
-        fix = suggest(value, known, "name a directory, a .gguf file or an experiment", cutoff=0.5)
+        fix = suggest(value, names, "name a directory, a .gguf file or an experiment", cutoff=0.5)
         raise InputError("no model, experiment or path of this name", where=f"--model {value}", fix=fix)
     path = path.resolve()
     inner = path / HF_DIR
@@ -254,14 +234,12 @@ def _with_experiments(root: Path, local: list[AvailableModel]) -> tuple[list[Ava
             models[hashlib.md5(read_bounded(own), usedforsecurity=False).hexdigest()] = model
     names: dict[str, str] = {}
     labels: dict[str, list[str]] = defaultdict(list)
-    for name, commit, created, (folder, size) in experiments:
+    for name, commit, created, folder in experiments:
         files = cached(cache, folder) or {}
         key = files[FACTS_FILE].parent.name + files[FACTS_FILE].name if FACTS_FILE in files else folder
         if key not in models:
-            with suppress(OSError, KeyError):
-                size = files[WEIGHTS].stat().st_size
             path = str(root / SERVED / folder)
-            model = AvailableModel(name, name, path, EXPORTED, "experiment", created, size, fetch=commit)
+            model = AvailableModel(name, name, path, EXPORTED, "experiment", created, fetch=commit)
             models[key] = replace(model, problem=problem_of(root, model))
         names[name] = models[key].path
         labels[models[key].path].append(name)

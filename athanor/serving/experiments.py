@@ -14,8 +14,8 @@ from athanor.serving.files import read_bounded
 _NAMED = re.compile(r"refs/exps/[0-9a-f]{2}/[0-9a-f]{38}/(.+)")
 
 
-def recorded(root: Path) -> list[tuple[str, str, float, tuple[str, int] | None]]:
-    """(name, commit, Unix time, (MD5 of its export, bytes)), newest first; None for one that came to no export."""
+def recorded(root: Path) -> list[tuple[str, str, float, str | None]]:
+    """(name, commit, Unix time, MD5 of its export), newest first; None for one that came to no export."""
     rows = git(
         root, "for-each-ref", "--format=%(objectname) %(committerdate:unix) %(refname)", "refs/exps"
     ).splitlines()
@@ -31,8 +31,8 @@ def unexported(root: Path) -> list[str]:
     return [name for name, _, _, out in recorded(root) if out is None]
 
 
-def export_of(lock: str) -> tuple[str, int] | None:
-    """MD5 (without .dir) and bytes of the export that a dvc.lock names; None where it was made from other weights.
+def export_of(lock: str) -> str | None:
+    """MD5 (without .dir) of the export that a dvc.lock names; None where it was made from other weights.
 
     An experiment that ends before the export stage keeps that stage's entry of the commit it began from.
     """
@@ -45,10 +45,10 @@ def export_of(lock: str) -> tuple[str, int] | None:
         weights = outs.get(WEIGHTS_OF[EXPORT])
         exporting = next(stage for stage in stages if EXPORT in {row["path"] for row in stage.get("outs", ())})
         made_from = {row["path"]: row["md5"] for row in exporting["deps"]}.get(WEIGHTS_OF[EXPORT])
-        md5, size = re.fullmatch("([0-9a-f]{32})(?:\.dir)?", outs[EXPORT]["md5"])[1], int(outs[EXPORT].get("size") or 0)
+        md5 = re.fullmatch(r"([0-9a-f]{32})(?:\.dir)?", outs[EXPORT]["md5"])[1]
     except (YAMLError, KeyError, TypeError, AttributeError, ValueError, StopIteration):
         return None
-    return None if weights and made_from and weights["md5"] != made_from else (md5, size)
+    return None if weights and made_from and weights["md5"] != made_from else md5
 
 
 def cached(cache: Path, md5: str) -> dict[str, Path] | None:

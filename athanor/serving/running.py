@@ -49,8 +49,6 @@ def _model(path: Path) -> AvailableModel:
     state = "still training" if at_work else f"cooled down in {about['cooled']:,} steps" if "cooled" in about else "raw"
     base = "; a base model: it goes on with your text" if template_of(path) else ""
     name = f"{about['stage']}-{slot_folder(path).name[:8]}-{path.name}" if at_work else path.name
-    stat = (path / (TENSORS if at_work else WEIGHTS)).stat()
-    size = stat.st_size // (3 if at_work else 1)  # the rest is the optimiser
+    created = (path / (TENSORS if at_work else WEIGHTS)).stat().st_mtime
     label = f"{about['stage']} step {about['step']:,} ({state}{base})"
-    kind = CHECKPOINT if at_work else EXPORTED
-    return AvailableModel(name, label, str(path), kind, UNDONE, stat.st_mtime, size)
+    return AvailableModel(name, label, str(path), CHECKPOINT if at_work else EXPORTED, UNDONE, created)

@@ -1,4 +1,4 @@
-"""Questions to begin a chat with: some that the model itself has answered, in the battery that its export was made with.
+"""Questions to begin a chat with: some that the model itself answered in the battery of its export.
 
 They are read beside the export, where they are of these very weights; any other model has none.
 """
@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections import defaultdict
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -19,12 +18,11 @@ from athanor.base.errors import AthanorError
 
 EVALUATION, ANSWERS, CHAT_MODEL = Path("data/eval"), "battery.jsonl", "sft"
 MOST, MOST_CHARS, LEAST_RIGHT = 4, 90, 0.5
-OWN, OWN_QUESTIONS = "taught", 2  # origin of the questions of one's own conversations; so many are offered of a source
+OWN, OWN_QUESTIONS = "taught", 2  # origin of the questions of one's own conversations; so many of a source are offered
 FIRST = "identity"
 LIKELIHOOD, WRITTEN = "likelihood", "written"  # texts that it goes on with, and items by hand: neither is trained on
 MARKS = ".?!\u3002\uff1f\uff01\u061f\u0964"  # the last ones: of Chinese, Japanese, Arabic and Hindi
 SENTENCE = re.compile(rf"[A-Z\u0080-\U0010ffff].*[^{MARKS}][{MARKS}]")
-ASKED = re.compile(rf".*[^{MARKS}][{MARKS}]")
 
 
 class Topic(NamedTuple):
@@ -41,19 +39,17 @@ class Topic(NamedTuple):
 
 def starters(path: Path) -> list[dict[str, str]]:
     """Up to four questions, each with its category; `path` is a file or folder of models/export in a checkout."""
-    best_first = [topic for topic in topics(path) if topic.share >= LEAST_RIGHT and topic.question]
-    # Questions of one's own; then one of each kind of answer before a second one.
-    own = [topic for topic in best_first if topic.own]
-    others = [topic for topic in best_first if not topic.own and SENTENCE.fullmatch(topic.question)]
-    kinds = list(dict.fromkeys(topic.kind for topic in others))
-    first = [next(topic for topic in others if topic.kind == kind) for kind in kinds]
-    chosen = [*own[:OWN_QUESTIONS], *first, *(topic for topic in others if topic not in first)][:MOST]
-    return [{"title": topic.name.replace("_", " ").capitalize(), "text": topic.question} for topic in chosen]
+    best = [topic for topic in topics(path) if topic.share >= LEAST_RIGHT and topic.question]
+    others = [topic for topic in best if not topic.own and SENTENCE.fullmatch(topic.question)]
+    first = {topic.kind: topic for topic in reversed(others)}  # one of each kind of answer before a second one
+    chosen = [topic for topic in best if topic.own][:OWN_QUESTIONS]
+    chosen += sorted(others, key=lambda topic: first[topic.kind] is not topic)
+    return [{"title": topic.name.replace("_", " ").capitalize(), "text": topic.question} for topic in chosen[:MOST]]
 
 
 def checkout_of(path: Path) -> Path | None:
     """The checkout that a file or folder of models/export lies in, if its evaluation is of these very weights."""
-    with suppress(AthanorError, OSError, KeyError, ValueError, AttributeError, IndexError):
+    with suppress(AthanorError, OSError, LookupError, ValueError, AttributeError):
         root = path.parents[2]
         lineage = read_json(path.parent / "hf" / "athanor.json")["lineage"]
         return root if lineage.get("eval") == manifest_digest(root / EVALUATION) else None
@@ -62,12 +58,10 @@ def checkout_of(path: Path) -> Path | None:
 
 def topics(path: Path) -> tuple[Topic, ...]:
     """What the model was asked in its evaluation: one's own questions first, then itself, then what it answers best."""
-    if (root := checkout_of(path)) is None:
-        return ()
-    try:
-        return _topics(root / EVALUATION / ANSWERS, manifest_digest(root / EVALUATION))
-    except (AthanorError, OSError, KeyError, ValueError, AttributeError):
-        return ()
+    with suppress(AthanorError, OSError, LookupError, ValueError, AttributeError):
+        if (root := checkout_of(path)) is not None:
+            return _topics(root / EVALUATION / ANSWERS, manifest_digest(root / EVALUATION))
+    return ()
 
 
 @lru_cache(maxsize=8)
@@ -76,46 +70,24 @@ def _topics(path: Path, digest: str) -> tuple[Topic, ...]:
     for line in path.read_text(encoding="utf-8").splitlines():
         if (row := json.loads(line))["model"] == CHAT_MODEL:
             categories[row["category"]].append(row)
-    own = {name for name, rows in categories.items() if rows[0].get("origin") == OWN}
-    found = [
-        Topic(
-            name,
-            rows[0]["kind"],
-            rows[0]["kind"] != LIKELIHOOD and any(row.get("origin") != WRITTEN for row in rows),
-            sum(bool(row["correct"]) for row in rows) / len(rows),
-            question,
-            name in own,
-        )
-        for name, rows in categories.items()
-        for question in (_shortest(_plain(rows), OWN_QUESTIONS) if name in own else _shortest(rows, 1))
-    ]
-    return tuple(
-        sorted(found, key=lambda topic: (topic.name not in own, topic.name != FIRST, -topic.share, topic.name))
-    )
+    found = []
+    for name, rows in categories.items():
+        origins, kind = {row.get("origin") for row in rows}, rows[0]["kind"]
+        share = sum(bool(row["correct"]) for row in rows) / len(rows)
+        for question in _questions(rows, OWN in origins) or [""]:
+            found.append(
+                Topic(name, kind, kind != LIKELIHOOD and origins != {WRITTEN}, share, question, OWN in origins)
+            )
+    return tuple(sorted(found, key=lambda topic: (not topic.own, topic.name != FIRST, -topic.share, topic.name)))
 
 
-def _plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of the wordings of a question, which have one answer, that whose words most of them share: one without a slip."""
+def _questions(rows: list[dict[str, Any]], own: bool) -> list[str]:
+    """Questions answered rightly: the shortest, whole sentences first; of one's own one for each answer, and of its
+    wordings the longest: others leave words or letters out."""
     wordings: dict[str, list[str]] = defaultdict(list)
     for row in rows:
-        if row["correct"] and len(row["prompt"]) == 1:
-            wordings[row["expected"]].append(row["prompt"][0]["content"])
-    chosen = {max(same, key=_shared(same)) for same in wordings.values()}
-    return [row for row in rows if row["prompt"][0]["content"] in chosen]
-
-
-def _shared(texts: list[str]) -> Callable[[str], tuple[float, bool, int]]:
-    words = {text: set(re.findall(r"\w+", text.casefold())) or {""} for text in texts}
-    counts = Counter(word for each in words.values() for word in each)
-    return lambda text: (
-        sum(counts[word] - len(texts) / 2 for word in words[text]),
-        bool(ASKED.fullmatch(text)),
-        -len(text),
-    )
-
-
-def _shortest(rows: list[dict[str, Any]], most: int) -> list[str]:
-    """Questions that were answered rightly, those of whole sentences first; an empty one if there is none."""
-    alone = {row["prompt"][0]["content"] for row in rows if row["correct"] and len(row["prompt"]) == 1}
-    fitting = [text for text in alone if len(text) <= MOST_CHARS and "\n" not in text]
-    return sorted(fitting, key=lambda text: (not SENTENCE.fullmatch(text), len(text), text))[:most] or [""]
+        text = row["prompt"][0]["content"]
+        if row["correct"] and len(row["prompt"]) == 1 and len(text) <= MOST_CHARS and "\n" not in text:
+            wordings[row["expected"] if own else ""].append(text)
+    order = lambda text: (not SENTENCE.fullmatch(text), -len(text) if own else len(text), text.isupper(), text)
+    return [min(texts, key=order) for texts in wordings.values()][:OWN_QUESTIONS]

@@ -1,41 +1,37 @@
-"""Chat with the exported model in a terminal.
+"""Chat with a model in a terminal: one engine, no HTTP server.
 
-    python -m athanor.serving.terminal [--model DIR] [--system TEXT] [--temperature 0.7 ...]
-
-Ctrl-C stops an answer, Ctrl-D leaves. With input from a pipe, each line is a
-message and only the answers go to standard output.
+Ctrl-C stops an answer, Ctrl-D leaves. With input from a pipe, each line is a message and only the answers go to
+standard output.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
+import asyncio
 import os
-import queue
-import secrets
-import signal
+import re
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict
-from pathlib import Path
-from types import FrameType
-from typing import Any
+from collections.abc import Sequence
+from contextlib import aclosing, suppress
 
 from athanor.base.errors import AthanorError, InputError
-from athanor.decoding.sampling import Sampling
 from athanor.runtime.machine import anchor, machine
-from athanor.serving.backends.base import Backend, Request
-from athanor.serving.backends.torch_backend import open_backend
-from athanor.serving.discover import discover, materialise, stale_export_problem
-from athanor.serving.experiments import HF_DIR
-from athanor.serving.memory import GIB
-from athanor.serving.running import CONTINUES
+from athanor.serving.answers import events
+from athanor.serving.discover import AvailableModel, discover
+from athanor.serving.fields import PAGE, asked
+from athanor.serving.models import Models
 from athanor.text.conversations import Message
 
-DEFAULT_MODEL = "models/export/hf"
-MODEL_HELP = f"exported directory, or a name of athanor serve's list, like base (default {DEFAULT_MODEL})"
+OPTIONS = (
+    ("temperature", float, "0 takes the likeliest token (default: as exported)"),
+    ("top_k", int, "sample among the k likeliest tokens"),
+    ("top_p", float, "sample among the likeliest tokens that make up this probability"),
+    ("min_p", float, "leave out tokens below this share of the likeliest one"),
+    ("seed", int, "equal seeds give equal answers"),
+    ("max_new_tokens", int, "longest answer"),
+)
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 HELP = """\
 /system TEXT   set the system message (without TEXT: remove it)
 /reset         forget the conversation
@@ -44,85 +40,25 @@ HELP = """\
 /exit          leave, as does Ctrl-D; Ctrl-C stops an answer"""
 
 
-class Chat:
-    """One conversation. After an answer: `tokens` generated, `truncated` at a limit, `forgotten` exchanges."""
-
-    def __init__(
-        self, backend: Backend, *, sampling: Mapping[str, Any], max_new_tokens: int | None, system: str = ""
-    ) -> None:
-        self.backend, self.system, self.max_new_tokens = backend, system, max_new_tokens
-        self.sampling = {"seed": secrets.randbelow(2**31), **sampling}
-        self.turns: list[Message] = []
-        self.tokens, self.truncated, self.forgotten = 0, False, 0
-        self._request_ids = itertools.count()
-
-    def reset(self) -> None:
-        """Forget the conversation; the system message stays."""
-        self.turns, self.forgotten = [], 0
-
-    def answer(self, text: str) -> Iterator[str]:
-        """Pieces of the answer to `text` as they are made.
-
-        Closing the iterator stops the answer. What was said up to then stays
-        in the history; an answer that was stopped before its first piece, or
-        failed, leaves the history as it was. AthanorError for the latter. An
-        empty `text` asks for more of the last answer.
-        """
-        system, question = [Message("system", self.system)] if self.system else [], Message("user", text)
-        # Another turn draws other numbers; the same conversation with the same seed repeats itself.
-        sampling = {**self.sampling, "seed": self.sampling["seed"] + len(self.turns)}
-        messages = (*system, *self.turns, *([question] if text else []))
-        request = Request(messages, self.max_new_tokens, sampling, id=next(self._request_ids))
-        events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self.backend.submit(request, events.put)
-        pieces: list[str] = []
-        self.tokens, self.truncated = 0, False
-        try:
-            while (event := events.get())["type"] not in ("end", "error"):
-                if event["type"] == "start":
-                    self.forgotten = event["forgotten"]
-                else:
-                    self.tokens = event["tokens"]
-                    pieces.append(event["text"])
-                    yield event["text"]
-        except GeneratorExit:
-            self.backend.cancel(request.id)
-            while (event := events.get())["type"] not in ("end", "error"):
-                pass
-            if pieces:
-                self._keep(question, "".join(pieces))
-            raise
-        if event["type"] == "error":
-            raise AthanorError(event["message"])
-        self.tokens, self.truncated = event["tokens"], event["reason"] == "length"
-        self._keep(question, "".join(pieces))
-
-    def _keep(self, question: Message, answer: str) -> None:
-        if question.content:
-            self.turns += [question, Message("assistant", answer)]
-        else:
-            self.turns[-1] = Message("assistant", self.turns[-1].content + answer)
-
-
 class Terminal:
-    """Reads lines, prints answers. Ctrl-C while a line is typed drops the line; while answering, the answer."""
+    """Reads lines, prints answers. Ctrl-C while a line is typed drops the line, and during an answer the rest of it."""
 
-    def __init__(self, chat: Chat) -> None:
-        self.chat = chat
-        self.interactive = sys.stdin.isatty()
-        self.stdout_is_tty = sys.stdout.isatty()
-        self.answering = self.stop = False
+    def __init__(self, models: Models, options: argparse.Namespace, name: str) -> None:
+        values = {option: getattr(options, option) for option, _, _ in OPTIONS}
+        ((self.settings,), _) = asked(values, PAGE)
+        self.models, self.name, self.system = models, name, options.system
+        self.interactive, self.to_terminal = sys.stdin.isatty(), sys.stdout.isatty()
+        self.turns: list[Message] = []
         self.forgotten = 0
 
-    def run(self) -> None:
+    def run(self, runner: asyncio.Runner) -> None:
         """Read and answer lines until /exit or the end of the input."""
-        previous_handler = signal.signal(signal.SIGINT, self._on_interrupt)
-        try:
-            self._loop()
-        finally:
-            signal.signal(signal.SIGINT, previous_handler)
-
-    def _loop(self) -> None:
+        served = runner.run(self.models.served(self.name))
+        if self.interactive:
+            with suppress(ImportError):
+                import readline  # noqa: F401  line editing and history for input()
+            base = "a base model, which continues your text; Enter alone for more of it. " if served.continues else ""
+            self.say(f"{self.name}: {base}context {served.context_tokens} tokens. /help lists all commands.")
         while True:
             try:
                 line = input("you: " if self.interactive else "").strip()
@@ -130,146 +66,100 @@ class Terminal:
                     return
                 if line.startswith("/"):
                     self.command(line)
-                elif line or self.chat.turns and self.chat.backend.info["template"] == CONTINUES:
-                    self.answer(line)
+                elif line or (self.turns and served.continues):
+                    runner.run(self.answer(line))
             except EOFError:
-                if self.interactive:
-                    print()
+                print(end="\n" if self.interactive else "")
                 return
             except KeyboardInterrupt:
-                print(self.dim(" (Ctrl-D leaves)") if self.interactive else "", flush=True)
+                self.say(" (Ctrl-D leaves)")
             except AthanorError as error:
-                print(str(error), file=sys.stderr, flush=True)
+                print(error, file=sys.stderr, flush=True)
 
     def command(self, line: str) -> None:
         name, _, argument = line.partition(" ")
         if name == "/reset":
-            self.chat.reset()
-            self.forgotten = 0
+            self.turns, self.forgotten = [], 0
             self.say("The conversation is forgotten.")
         elif name == "/system":
-            self.chat.system = argument.strip()
-            self.say("System message set." if self.chat.system else "System message removed.")
+            self.system = argument.strip()
+            self.say("System message set." if self.system else "System message removed.")
         else:
-            if name != "/help":
-                self.say(f"No command {name}.")
-            self.say(HELP)
+            self.say(HELP if name == "/help" else f"No command {name}.\n{HELP}")
 
-    def answer(self, text: str) -> None:
-        if self.interactive:
-            print("model: ", end="", flush=True)
-        started = time.monotonic()
-        self.stop, self.answering = False, True
-        pieces: Any = self.chat.answer(text)
+    async def answer(self, text: str) -> None:
+        """Print the answer to `text`, or more of the last one. What came until Ctrl-C stays in the history."""
+        turns = [*self.turns, Message("user", text)] if text else self.turns
+        system = [Message("system", self.system)] if self.system else []
+        settings = dict(self.settings)
+        if "seed" in settings:  # another turn draws other numbers; the same conversation repeats itself
+            settings["seed"] += len(self.turns)
+        started, said, tokens, reason = time.monotonic(), "", 0, "stopped"
+        print(end="model: " if self.interactive else "", flush=True)
         try:
-            for piece in pieces:
-                sys.stdout.write(printable(piece))
-                sys.stdout.flush()
-                if self.stop:
-                    break
-        except AthanorError:
-            if self.interactive:
-                print(flush=True)  # the error gets a line of its own
-            raise
-        finally:
-            pieces.close()
-            self.answering = False
+            async with aclosing(events(self.models, self.name, [*system, *turns], settings)) as made:
+                async for event in made:
+                    tokens, reason = event.get("tokens", tokens), event.get("reason", reason)
+                    if event["type"] == "start" and event["forgotten"] > self.forgotten:
+                        self.forgotten = event["forgotten"]
+                        self.say(f"(the context is full: the oldest {self.forgotten} exchanges are left out)")
+                    elif event["type"] == "text":
+                        said += event["text"]
+                        print(end=CONTROL.sub("\ufffd", event["text"]), flush=True)
+                    elif event["type"] == "error":
+                        print(end="\n" if self.interactive or said else "", flush=True)
+                        raise AthanorError(event["message"])
+        except asyncio.CancelledError:
+            asyncio.current_task().uncancel()
         print(flush=True)
-        if self.chat.forgotten > self.forgotten:
-            self.say(f"(the context is full; the oldest {self.chat.forgotten} exchanges are no longer seen)")
-            self.forgotten = self.chat.forgotten
-        if self.stdout_is_tty:
-            tokens_per_second = self.chat.tokens / max(time.monotonic() - started, 1e-9)
-            ending = "cut at the limit, " if self.chat.truncated else "" if self.chat.tokens else "an empty answer, "
-            ending = "stopped, " if self.stop else ending
-            print(self.dim(f"{ending}{self.chat.tokens} tokens, {tokens_per_second:,.0f} tokens/s"), flush=True)
+        if said and text:
+            self.turns = [*turns, Message("assistant", said)]
+        elif said:
+            self.turns[-1] = Message("assistant", self.turns[-1].content + said)
+        if self.to_terminal:
+            ending = {"length": "cut at the limit, ", "stopped": "stopped, "}.get(reason, "" if tokens else "empty, ")
+            self.say(f"{ending}{tokens} tokens, {tokens / (time.monotonic() - started):,.0f} tokens/s")
 
     def say(self, text: str) -> None:
         """Print something that is not an answer: on standard error where the output is a pipe."""
-        print(
-            self.dim(text) if self.stdout_is_tty else text,
-            file=sys.stdout if self.stdout_is_tty else sys.stderr,
-            flush=True,
-        )
-
-    def dim(self, text: str) -> str:
-        return text if "NO_COLOR" in os.environ or not self.stdout_is_tty else f"\033[2m{text}\033[0m"
-
-    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
-        # A flag while answering: an exception could strike in the middle of a history update.
-        if self.answering:
-            self.stop = True
-        else:
-            raise KeyboardInterrupt
+        dim = self.to_terminal and "NO_COLOR" not in os.environ
+        print(f"\033[2m{text}\033[0m" if dim else text, file=sys.stdout if self.to_terminal else sys.stderr, flush=True)
 
 
-def printable(text: str) -> str:
-    """Text with control and direction characters made visible, so that a model cannot steer the terminal."""
-    return "".join("\ufffd" if _is_control(c) else c for c in text)
-
-
-def _is_control(c: str) -> bool:
-    code = ord(c)
-    control = (code < 0x20 and c not in "\n\t") or 0x7F <= code < 0xA0
-    return control or 0x202A <= code <= 0x202E or 0x2066 <= code <= 0x2069
-
-
-def path_of(model: str) -> str:
-    """The directory of a model that is named by it, by the export around it, or by its name in the list of a server."""
-    inner = Path(model) / HF_DIR
-    if inner.is_dir() or Path(model).exists() or "/" in model:
-        if model == DEFAULT_MODEL and (problem := stale_export_problem((anchor() / model).parent)):
-            raise InputError(problem, where=model)
-        return str(inner) if inner.is_dir() else model
-    (named,) = discover(anchor(), [model])
-    if named.problem:
-        raise InputError(named.problem, where=f"--model {model}")
-    materialise(anchor(), named)
-    return named.path
-
-
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    epilog = "athanor chat list | accept | reject | export | item: corrections from the page (docs/chat-to-data.md)"
-    parser = argparse.ArgumentParser(prog="athanor chat", description="Chat in the terminal.", epilog=epilog)
-    parser.add_argument("--model", default=DEFAULT_MODEL, help=MODEL_HELP)
-    parser.add_argument("--system", default="", help="system message")
-    parser.add_argument("--temperature", type=float, help="0 takes the likeliest token (default: as exported)")
-    parser.add_argument("--top-k", type=int, help="sample among the k likeliest tokens")
-    parser.add_argument("--top-p", type=float, help="sample among the likeliest tokens that make up this probability")
-    parser.add_argument("--min-p", type=float, help="leave out tokens below this share of the likeliest one")
-    parser.add_argument("--seed", type=int, help="equal seeds give equal answers")
-    parser.add_argument("--max-new-tokens", type=int, help="longest answer")
-    return parser.parse_args(arguments)
+def model_of(name: str) -> AvailableModel:
+    """The model that is named as for `athanor serve`, or the one that it would list first."""
+    found = discover(anchor(), [name] if name else [])
+    if not found:
+        raise InputError("there is no model", where="models/export", fix="make one: make repro; or --model PATH")
+    if found[0].problem:
+        raise InputError(found[0].problem, where=name or found[0].id)
+    return found[0]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse(arguments)
+    epilog = "athanor chat list | accept | reject | export | item: corrections from the page (docs/chat-to-data.md)"
+    parser = argparse.ArgumentParser(prog="athanor chat", description="Chat in the terminal.", epilog=epilog)
+    parser.add_argument(
+        "--model", default="", help="a name or path as for athanor serve (default: what it lists first)"
+    )
+    parser.add_argument("--system", default="", help="system message")
+    for name, kind, text in OPTIONS:
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text)
+    options = parser.parse_args(arguments)
     for stream in (sys.stdin, sys.stdout):
         stream.reconfigure(encoding="utf-8", errors="replace")
-    try:
-        settings = machine()
-        spec = {"path": path_of(options.model), "device": settings.device, "threads": settings.threads}
-        backend = open_backend({**spec, "rows": 1, "cache_bytes": GIB})
-        names = ("temperature", "top_k", "top_p", "min_p", "seed")
-        sampling = {name: value for name in names if (value := getattr(options, name)) is not None}
-        Sampling.from_dict(asdict(backend.defaults) | sampling)  # an impossible one is told before the first message
-        limit = options.max_new_tokens and max(1, options.max_new_tokens)
-        chat = Chat(backend, sampling=sampling, max_new_tokens=limit, system=options.system)
-    except AthanorError as error:
-        print(f"chat: {error}", file=sys.stderr)
-        return 1
-    terminal = Terminal(chat)
-    if terminal.interactive:
-        with suppress(ImportError):
-            import readline  # noqa: F401  line editing and history for input()
-        size = f"{backend.info['parameters'] / 1e6:.1f}M parameters, context {backend.info['context_tokens']} tokens"
-        if backend.info["template"] == CONTINUES:
-            terminal.say("A base model: it goes on with what you write, Enter alone with what stands there.")
-        terminal.say(f"{options.model} ({size}). /reset begins anew, /help tells all commands, Ctrl-D leaves.")
-    try:
-        terminal.run()
-    except BrokenPipeError:  # the reader of the pipe has gone; nothing may be flushed to it at exit either
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    model, settings = model_of(options.model), machine()
+    accelerator = settings.device != "cpu"
+    models = Models(
+        [model], memory_bytes=sys.maxsize, root=anchor(), threads=settings.threads, rows=1, accelerator=accelerator
+    )
+    with asyncio.Runner() as runner:
+        try:
+            Terminal(models, options, model.id).run(runner)
+        except BrokenPipeError:  # the reader of the pipe has gone; nothing may be flushed to it at exit either
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        finally:
+            runner.run(models.close())
     return 0
 
 
