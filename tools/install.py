@@ -46,7 +46,6 @@ ONLY, ALSO = "--index-url", "--extra-index-url"
 GIT_INIT = "git init && git add -A && git commit --quiet -m start"
 # The head of a console script, in the two forms that pip writes; the second is for paths with spaces and long ones.
 HEAD = re.compile(rb"\A#!(?:/bin/sh\n'''exec' )?[^\n]*/\.venv/bin/python[^\n]*\n(?:' '''\n)?")
-EXTRA = "xllamacpp==2026.10.11549"
 PROBE = """import json, torch
 flags = getattr(getattr(torch, "_C", None), "_cuda_getArchFlags", str)() or ""
 print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip,
@@ -229,8 +228,6 @@ def main() -> None:
     count = sum(1 for line in REQUIREMENTS.read_text(encoding="utf-8").splitlines() if "==" in line)
     say(f"{count} pinned packages, a minute or two")
     pip("install", "-r", str(REQUIREMENTS))
-    if pip("install", EXTRA, check=False).returncode:
-        say(f"optional {EXTRA} has no build for this platform; exports will not be checked against llama.cpp")
     write_launcher()
     STAMP.write_text(json.dumps({"digest": wanted(), "chip": chip, "torch": torch}))
     say(f"done in {time.monotonic() - started:.0f} s")

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from athanor.base.errors import InputError
 from athanor.runtime.machine import anchor, machine
+from athanor.serving.feedback import FILE, Feedback
 
-HISTORY = ".athanor/chat.sqlite3"
 KEY_VARIABLE = "ATHANOR_API_KEY"
 OTHER_CONNECTIONS = (
     512  # connections beside those of answers; with the default limit below the 1,024 files that a process may open
@@ -33,7 +33,7 @@ OTHER_CONNECTIONS = (
 
 def options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    text = "an export, experiment, GGUF file or Hugging Face directory; may be repeated (default: all that are here)"
+    text = "an export, experiment or GGUF file; may be repeated (default: all that are here)"
     add("--model", action="append", default=[], help=text)
     add("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine only)")
     text = "a name by which clients reach this server; may be repeated. Without a key no other name is answered"
@@ -41,11 +41,11 @@ def options(parser: argparse.ArgumentParser) -> None:
     add("--port", type=int, default=8080, help="default 8080; 0 for any that is free")
     add("--api-key-file", help=f"file with the key that clients must send (or the variable {KEY_VARIABLE})")
     add("--memory", type=float, help="GiB that all loaded models may take (default: half of what is free)")
-    add("--rows", type=int, default=64, help="answers that a model makes side by side (default 64)")
+    add("--rows", type=int, default=8, help="answers that a model makes side by side (default 8)")
     add("--cache", type=float, default=1.0, help="GiB of keys and values that a model may take (default 1)")
     text = "answers under way before clients are asked to come again (default 256)"
     add("--max-requests", type=int, default=256, help=text)
-    add("--history", default=HISTORY, help=f"file of the page's chats (default {HISTORY})")
+    add("--feedback", default=FILE, help=f"file of thumbs and corrections (default {FILE})")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,27 +58,22 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("no number of a port", where=f"--port {args.port}", fix="name one from 1 to 65535")
     import uvicorn
 
-    from athanor.serving.app import HOST_NAME, LOOPBACK, Server, build_app
+    from athanor.serving.app import HOST_NAME, LOOPBACK, Connection, Server, build_app
     from athanor.serving.discover import Local, discover
     from athanor.serving.experiments import unexported
     from athanor.serving.memory import GIB, default_memory_bytes
     from athanor.serving.models import Models
+    from athanor.serving.page_api import page_routes
     from athanor.serving.retraining import Retraining
     from athanor.serving.running import running
-    from athanor.serving.store import Store
 
     root, settings = anchor(), machine()
     key = read_key(args.api_key_file)
+    listeners = listen_all(args.host, args.port)  # requests wait until the models are listed
     # Before the models: what comes while they are looked at is seen afterwards.
     changed = (lambda: None) if args.model else Local(root).changed
     served = discover(root, args.model)
     undone = tuple if args.model else partial(running, root)
-    spec = {
-        "device": settings.device,
-        "threads": settings.threads,
-        "rows": args.rows,
-        "cache_bytes": int(args.cache * GIB),
-    }
     for name in args.allow_host:
         if not HOST_NAME.fullmatch(name):
             fix = "name it as in an address, without port: my-machine.local"
@@ -86,24 +81,25 @@ def run(args: argparse.Namespace) -> int:
     local = is_loopback(args.host)
     hosts = tuple(dict.fromkeys([*LOOPBACK, *(name.lower() for name in (url_host(args.host), *args.allow_host))]))
     hosts = hosts if local or not key else ()
-    listeners = listen_all(args.host, args.port)
     memory = default_memory_bytes() if args.memory is None else int(args.memory * GIB)
-    store = Store(root / args.history)
+    feedback = Feedback(root / args.feedback)
 
     # Who else could reach the server starts nothing here.
     own = local and not args.allow_host and not args.model and (root / "dvc.yaml").is_file()
-    retraining = Retraining(root, store.path) if own else None
+    retraining = Retraining(root, feedback.path) if own else None
 
     def app() -> object:  # inside the event loop, to which the models belong
-        models = Models(served, memory_bytes=memory, root=root, spec=spec, running=undone, local=changed)
+        models = Models(
+            served, memory_bytes=memory, root=root, threads=settings.threads, rows=args.rows,
+            cache_bytes=int(args.cache * GIB), accelerator=settings.device != "cpu", running=undone, local=changed,
+        )  # fmt: skip
         return build_app(
             models,
-            store,
+            lambda limit: page_routes(models, feedback, limit, retraining),
             key=key,
             hosts=hosts,
             addresses=not local,
             most_waiting=args.max_requests,
-            retraining=retraining,
         )
 
     lines = [
@@ -121,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
         print("from other machines: the address below, with this machine's own in place of the loopback one")
     print(f"open {address}/   (OpenAI's protocol: {address}/v1; Ctrl-C stops)", flush=True)
     config = uvicorn.Config(
-        app, factory=True, log_level="warning", timeout_graceful_shutdown=5, server_header=False, ws="none",
+        app, factory=True, http=Connection, log_level="warning", timeout_graceful_shutdown=5, server_header=False, ws="none",
         limit_concurrency=args.max_requests + OTHER_CONNECTIONS,
     )  # fmt: skip
     with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C, told again when all has ended

@@ -53,9 +53,9 @@ async def gguf_of(root: Path, model: AvailableModel) -> Path:
 
 def convert(path: Path, folder: Path) -> None:
     from athanor.export.gguf_writer import write_gguf
+    from athanor.export.loading import load_export
     from athanor.export.source import make_source
     from athanor.export.vocabulary import Vocabulary
-    from athanor.export.loading import load_export
 
     model, tokenizer = load_export(path)
     with new_dir(folder) as made:

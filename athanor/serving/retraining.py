@@ -1,6 +1,6 @@
 """Training on the accepted corrections, started by the page: a process of its own that outlives the page and the server.
 
-    python -m athanor.serving.retraining STORE HANDLE
+    python -m athanor.serving.retraining FEEDBACK HANDLE
 
 writes the corrections where training reads them and runs `athanor repro`. It holds a lock while it runs, so that there
 is one at a time (HANDLE is the open file); its log and its end lie beside the lock.
@@ -39,10 +39,10 @@ class Running(InputError):
 
 
 class Retraining:
-    """That of one checkout; `store` is the file with the corrections."""
+    """That of one checkout; `feedback` is the file with the corrections."""
 
-    def __init__(self, root: Path, store: Path) -> None:
-        self.root, self.store, self.folder = root, store, root / FOLDER
+    def __init__(self, root: Path, feedback: Path) -> None:
+        self.root, self.feedback, self.folder = root, feedback, root / FOLDER
 
     def start(self) -> dict[str, Any]:
         """Start it and return its state; Running while one is at work, or the pipeline by another command."""
@@ -57,7 +57,7 @@ class Retraining:
                 what = f"the pipeline runs in this checkout: {at}"
                 raise Running(what, where="retraining", fix="wait for its end, or end it: athanor stop")
             (self.folder / END).unlink(missing_ok=True)
-            command = [sys.executable, "-m", "athanor.serving.retraining", str(self.store), str(lock.fileno())]
+            command = [sys.executable, "-m", "athanor.serving.retraining", str(self.feedback), str(lock.fileno())]
             environment = {name: value for name, value in os.environ.items() if name not in PRIVATE}
             with open(self.folder / LOG, "wb") as log:
                 subprocess.Popen(
@@ -93,10 +93,10 @@ def _tail(path: Path, lines: int, of: str = "") -> str:
 
 
 def main() -> int:
-    store, handle = sys.argv[1], int(sys.argv[2])
+    feedback, handle = sys.argv[1], int(sys.argv[2])
     status = 1
     try:
-        for words in (["chat", "export", ROWS, "--write", "--store", store], ["repro"]):
+        for words in (["chat", "export", ROWS, "--write", "--feedback", feedback], ["repro"]):
             status = subprocess.run([sys.executable, "-m", "athanor", *words], pass_fds=[handle]).returncode
             if status:
                 break
