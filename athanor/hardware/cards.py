@@ -28,6 +28,10 @@ DRIVERS = {13: 580, 12: 525}  # that a version of CUDA asks for
 ROCM = {"gfx906": "rocm6.3"} | dict.fromkeys(
     "gfx908 gfx90a gfx942 gfx950 gfx1030 gfx1100 gfx1101 gfx1102 gfx1150 gfx1151 gfx1200 gfx1201".split(), "rocm7.2"
 )
+# Builds of llama.cpp, as the description of xllamacpp lists them. Vulkan's is for the other cards.
+LLAMA_CPP_INDEX = "https://xorbitsai.github.io/xllamacpp/whl/"
+LLAMA_CPP_ROCM = "gfx950 gfx1030 gfx1100 gfx1101 gfx1102 gfx1150 gfx1151 gfx1200 gfx1201".split()
+LLAMA_CPP_DRIVER = 570  # CUDA 12.8's
 NEWEST = {"rocm6.3": "2.9.1", "cu128": "2.11.0"}  # torch of builds that have ended
 
 
@@ -94,6 +98,13 @@ def build(card: Card) -> str:
         return ROCM.get(card.arch, "rocm7.2")
     number, driver = int(card.arch[3:] or 75), card.driver or 999
     return next((name for name, low, high, oldest in CUDA if low <= number <= high and oldest <= driver), "")
+
+
+def llama_cpp_index(card: Card) -> str:
+    """The package index whose xllamacpp computes on the card."""
+    if card.chip == "rocm":
+        return LLAMA_CPP_INDEX + ("rocm-7.2.4" if card.arch in LLAMA_CPP_ROCM else "vulkan")
+    return LLAMA_CPP_INDEX + ("cu128" if not card.driver or card.driver >= LLAMA_CPP_DRIVER else "vulkan")
 
 
 def advice(card: Card) -> str:

@@ -24,6 +24,7 @@ from athanor.base.errors import AthanorError, InputError
 from athanor.base.strict import read_yaml
 from athanor.cli import slots
 from athanor.cli.doctor.main import FIX, Checkout, Finding, lock_author_state, lock_pid
+from athanor.hardware import cards
 from athanor.hardware import profile as profiles
 from athanor.runtime import dvc_lock, sharing, ship
 from athanor.runtime import untracked as untracked_files
@@ -293,6 +294,20 @@ def machine_troubles(checkout: Checkout) -> Iterator[Finding]:
         note = trouble.severity in ("slows", "note") or trouble.name in settings.known_troubles
         what = f"{trouble.title}. {trouble.cause.removesuffix('.')}"
         yield Finding("trouble", trouble.name, what, trouble.fix, note=note)
+
+
+def llama_cpp(checkout: Checkout) -> Iterator[Finding]:
+    """A note where llama.cpp answers on the processor, though there is a card and a build for it."""
+    if not (found := cards.find()):
+        return
+    import xllamacpp
+
+    kinds = [device["type"].name for device in xllamacpp.get_device_info()]
+    if not any("GPU" in kind for kind in kinds):
+        version = importlib.metadata.version("xllamacpp")
+        fix = f"pip install xllamacpp=={version} --no-deps --force-reinstall --index-url {cards.llama_cpp_index(found[0])}"
+        what = f"is the build without GPU, so athanor serve and chat do not use {found[0]}"
+        yield Finding("llama.cpp", "xllamacpp", what, fix, note=True)
 
 
 # -- cache ----------------------------------------------------------------------

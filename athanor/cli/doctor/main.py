@@ -83,6 +83,7 @@ def examine(root: Path, deep: bool = False) -> tuple[list[Finding], dict[str, An
         "profile": lambda checkout: checks.hardware_profile(root),
         "trouble": checks.machine_troubles,
         "cards": peers.cards,
+        "llama.cpp": checks.llama_cpp,
         "processors": speed.processors,
         "disk-speed": speed.disk,
         **({"cache": files.damaged} if deep else {}),
