@@ -16,7 +16,7 @@ from athanor.chat_data.params import SftSource
 from athanor.cli import cli
 from athanor.evaluation.item_gate import check_items
 from athanor.runtime import schema
-from athanor.serving.store import Store
+from athanor.serving.feedback import FILE, Feedback
 from athanor.sources import messages
 from athanor.sources.battery_params import BatteryParams
 from athanor.sources.exercises.build import battery_items
@@ -24,23 +24,21 @@ from athanor.sources.exercises.written import read_written
 from athanor.sources.instruct_params import MessagesSource
 from athanor.text.conversations import Message, check_messages
 from athanor.words.decontaminate import ItemIndex
+from tests.serving.judging import again, asked, judge
 
 ROOT = Path(__file__).resolve().parents[2]
-STATS = {"tokens": 3, "seconds": 0.1, "reason": "stop", "prompt_tokens": 5, "forgotten": 0}
 
 
 @pytest.fixture
-def store(tmp_path, monkeypatch):
+def feedback(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DVC_ROOT", raising=False)
-    opened = Store(".athanor/chat.sqlite3")
-    yield opened
-    opened.close()
+    return Feedback(FILE)
 
 
 @pytest.fixture
-def athanor(store, monkeypatch, capsys):
-    """Run `athanor chat ...` on the checkout's chats; returns the status and what was printed."""
+def athanor(feedback, monkeypatch, capsys):
+    """Run `athanor chat ...` on the checkout's feedback; returns the status and what was printed."""
 
     def run(*words: object) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["athanor", "chat", *map(str, words)])
@@ -51,30 +49,19 @@ def athanor(store, monkeypatch, capsys):
     return run
 
 
-def corrected(
-    store: Store, question: str, answer: str, correction: str, *, system: str = "", others=(), after=None
-) -> int:
-    """A chat in which an answer was corrected, with `others` to the same question. Returns the answer's id."""
-    if after is None:
-        chat, parent = store.create(system=system)["id"], None
-    else:
-        chat, parent = after
-    asked, made = store.answer(chat, (parent, question), answer, model="small-1", stats=STATS)
-    for other in others:
-        store.answer(chat, asked["id"], other, model="small-2", stats=STATS)
-    store.feedback(made["id"], "down", correction)
-    return made["id"]
+def corrected(feedback, question: str, answer: str, correction: str, **how) -> int:
+    """A chat, or a later turn, in which an answer was corrected. Returns its number."""
+    return judge(feedback, asked(question, answer, **how), "down", correction)
 
 
-def test_accepted_corrections_become_rows_that_the_real_source_reads(store, athanor):
-    plain = corrected(store, "What is 3 + 4?", "8", "7")
-    chat, asked = store.correction(plain)["chat"], store.chat(store.correction(plain)["chat"])["messages"][0]["id"]
-    right = store.answer(chat, asked, "Seven.", model="small-1", stats=STATS)[1]["id"]
-    deeper = corrected(store, "And 4 + 4?", "9", "8", after=(chat, right))
-    brief = corrected(store, "Capital of Italy?", "Paris", "Rome.\n\u2028Nothing else.", system="Be brief.")
-    corrected(store, "Capital of Spain?", "Paris", "Madrid")  # waits
-    refused = corrected(store, "Capital of Malta?", "Paris", "Rome")
-    twin = corrected(store, "What is 3 + 4?", "9", "7")
+def test_accepted_corrections_become_rows_that_the_real_source_reads(feedback, athanor):
+    first = asked("What is 3 + 4?", "8")
+    plain = judge(feedback, first, "down", "7")
+    deeper = corrected(feedback, "And 4 + 4?", "9", "8", after=again(first, "Seven."))
+    brief = corrected(feedback, "Capital of Italy?", "Paris", "Rome.\n\u2028Nothing else.", system="Be brief.")
+    corrected(feedback, "Capital of Spain?", "Paris", "Madrid")  # waits
+    refused = corrected(feedback, "Capital of Malta?", "Paris", "Rome")
+    twin = corrected(feedback, "What is 3 + 4?", "9", "7")
     assert athanor("accept", plain, deeper, brief, twin, deeper)[1].startswith(f"accepted 4: {plain}, {deeper}, ")
     assert athanor("reject", refused)[0] == 0
     status, told = athanor("export", "corpus/corrections.jsonl")
@@ -101,9 +88,9 @@ def test_accepted_corrections_become_rows_that_the_real_source_reads(store, atha
     ]
 
 
-def test_the_same_corrections_give_the_same_bytes_and_a_file_of_other_rows_is_not_lost(store, athanor):
+def test_the_same_corrections_give_the_same_bytes_and_a_file_of_other_rows_is_not_lost(feedback, athanor):
     for number in range(5):
-        corrected(store, f"Say {number}.", "no", str(number))
+        corrected(feedback, f"Say {number}.", "no", str(number))
     athanor("accept", "--all")
     athanor("export", "corpus/a.jsonl")
     athanor("export", "corpus/b.jsonl")
@@ -120,24 +107,25 @@ def test_the_same_corrections_give_the_same_bytes_and_a_file_of_other_rows_is_no
 
 
 @pytest.mark.parametrize(("answer", "why"), [("", "a message is empty"), ("Go away!", "has a thumb down")])
-def test_a_row_that_would_train_on_a_wrong_or_empty_answer_is_left_out_and_told(store, athanor, answer, why):
-    first = corrected(store, "Hello?", answer, "Hello!")
-    deeper = corrected(store, "Well?", "no", "yes", after=(store.correction(first)["chat"], first))
+def test_a_row_that_would_train_on_a_wrong_or_empty_answer_is_left_out_and_told(feedback, athanor, answer, why):
+    first = asked("Hello?", answer)
+    judge(feedback, first, "down", "Hello!")
+    deeper = corrected(feedback, "Well?", "no", "yes", after=first)
     athanor("accept", "--all")
     status, told = athanor("export", "corpus/rows.jsonl")
     assert status == 0 and "1 rows" in told and f"left out: correction {deeper}: " in told and why in told
 
 
-def test_of_two_answers_to_one_question_the_later_one_is_taught(store, athanor):
-    earlier, later = (corrected(store, "Who wrote it?", "I did", answer) for answer in ("Ada", "Emmy"))
+def test_of_two_answers_to_one_question_the_later_one_is_taught(feedback, athanor):
+    earlier, later = (corrected(feedback, "Who wrote it?", "I did", answer) for answer in ("Ada", "Emmy"))
     athanor("accept", "--all")
     status, told = athanor("export", "corpus/rows.jsonl")
     assert status == 0 and f"left out: correction {earlier}: correction {later} answers the same otherwise" in told
     assert [json.loads(line)["correction"] for line in Path("corpus/rows.jsonl").open()] == [later]
 
 
-def test_write_puts_the_printed_lines_into_params(store, athanor):
-    corrected(store, "What is 3 + 4?", "8", "7")
+def test_write_puts_the_printed_lines_into_params(feedback, athanor):
+    corrected(feedback, "What is 3 + 4?", "8", "7")
     athanor("accept", "--all")
     shutil.copy(ROOT / "presets/default.yaml", "params.yaml")
     before = Path("params.yaml").read_text(encoding="utf-8")
@@ -156,15 +144,15 @@ def test_write_puts_the_printed_lines_into_params(store, athanor):
     assert status == 1 and "there is a source 'corrections' of another file" in told
 
 
-def test_nothing_is_written_without_an_accepted_correction(store, athanor):
-    corrected(store, "Say one.", "no", "one")
+def test_nothing_is_written_without_an_accepted_correction(feedback, athanor):
+    corrected(feedback, "Say one.", "no", "one")
     status, told = athanor("export", "corpus/rows.jsonl")
     assert status == 1 and "no correction is accepted" in told and not Path("corpus").exists()
 
 
-def test_the_list_shows_what_waits_and_nothing_that_steers_a_terminal(store, athanor):
-    one = corrected(store, "Say \x1b[2Jone.", "n\u202eo " * 80, "one")
-    two = corrected(store, "Say two.", "no", "two")
+def test_the_list_shows_what_waits_and_nothing_that_steers_a_terminal(feedback, athanor):
+    one = corrected(feedback, "Say \x1b[2Jone.", "n\u202eo " * 80, "one")
+    two = corrected(feedback, "Say two.", "no", "two")
     athanor("accept", two)
     status, told = athanor("list")
     assert status == 0 and told.startswith(f"{one}  candidate, small-1") and "1 corrections that wait" in told
@@ -172,30 +160,33 @@ def test_the_list_shows_what_waits_and_nothing_that_steers_a_terminal(store, ath
     assert f"{two}  accepted" in athanor("list", "--all")[1]
 
 
-def test_an_unknown_id_settles_nothing(store, athanor):
-    one = corrected(store, "Say one.", "no", "one")
+def test_an_unknown_id_settles_nothing(feedback, athanor):
+    one = corrected(feedback, "Say one.", "no", "one")
     status, told = athanor("accept", one, 999)
-    assert status == 1 and "no correction 999" in told and store.correction(one)["status"] == "candidate"
+    assert status == 1 and "no correction 999" in told and feedback.correction(one)["status"] == "candidate"
     with pytest.raises(SystemExit):
         athanor("accept", one, "--all")
     with pytest.raises(SystemExit):
         athanor("accept")
 
 
-def test_without_chats_the_next_step_is_told(tmp_path, athanor):
-    status, told = athanor("list", "--store", tmp_path / "none.sqlite3")
-    assert status == 1 and "athanor serve" in told and not (tmp_path / "none.sqlite3").exists()
+def test_without_feedback_the_next_step_is_told(tmp_path, athanor):
+    status, told = athanor("list", "--feedback", tmp_path / "none.jsonl")
+    assert status == 1 and "athanor serve" in told and not (tmp_path / "none.jsonl").exists()
 
 
 def test_without_a_subcommand_it_is_the_terminal_chat() -> None:
     command = [sys.executable, "-m", "athanor", "chat", "--model", "nothing-here"]
     done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    assert done.returncode == 1 and done.stderr.startswith("chat: ") and "nothing-here" in done.stderr
+    assert done.returncode == 1 and "nothing-here" in done.stderr
 
 
-def test_a_correction_becomes_an_item_that_the_battery_reads_and_training_loses(store, athanor):
+def test_a_correction_becomes_an_item_that_the_battery_reads_and_training_loses(feedback, athanor):
     question = "Which of the two seas is the saltier one, the Baltic or the Dead Sea?"
-    number = corrected(store, question, "The Baltic", "The Dead Sea", others=["Both", "The Dead Sea "])
+    answer = asked(question, "The Baltic")
+    number = judge(feedback, answer, "down", "The Dead Sea")
+    for other in ("Both", "The Dead Sea "):
+        judge(feedback, again(answer, other), "down")
     status, told = athanor("item", number, "--category", "seas", "--difficulty", "easy")
     assert status == 0 and "battery/chat.jsonl: 1 items" in told and "battery.written: battery/chat.jsonl" in told
     params = BatteryParams(1, 0.1, 0.25, "battery/chat.jsonl", {"addition": 2})
@@ -214,7 +205,7 @@ def test_a_correction_becomes_an_item_that_the_battery_reads_and_training_loses(
     assert found == [item.id, item.id, None]
 
 
-def test_items_are_added_to_a_file_and_none_twice(store, athanor):
+def test_items_are_added_to_a_file_and_none_twice(feedback, athanor):
     Path("battery").mkdir()
     line = {
         "category": "own",
@@ -226,7 +217,7 @@ def test_items_are_added_to_a_file_and_none_twice(store, athanor):
     }
     Path("battery/own.jsonl").write_text(json.dumps(line))  # without a newline at its end
     Path("params.yaml").write_text("battery: {written: battery/own.jsonl}\n")
-    number = corrected(store, "What is 3 + 4?", "It is 8.", "It is 7.", system="Be brief.")
+    number = corrected(feedback, "What is 3 + 4?", "It is 8.", "It is 7.", system="Be brief.")
     status, told = athanor("item", number, "--kind", "numeric", "--reject", "9", "--out", "battery/own.jsonl")
     assert status == 0 and "2 items" in told and "params.yaml names the file" in told
     old, new = read_written("battery/own.jsonl", 0)
@@ -238,17 +229,18 @@ def test_items_are_added_to_a_file_and_none_twice(store, athanor):
     assert "That names one file, now battery/own.jsonl" in athanor("item", number, "--reject", "9")[1]
 
 
-def test_when_all_are_left_out_the_reason_is_told(store, athanor):
-    first = corrected(store, "What is 3 + 4?", "8", "7")
-    second = corrected(store, "And 4 + 4?", "9", "8", after=(store.correction(first)["chat"], first))
+def test_when_all_are_left_out_the_reason_is_told(feedback, athanor):
+    first = asked("What is 3 + 4?", "8")
+    judge(feedback, first, "down", "7")
+    second = corrected(feedback, "And 4 + 4?", "9", "8", after=first)
     athanor("accept", second)
     status, told = athanor("export", "corpus/corrections.jsonl")
     assert status == 1 and "left out" in told and "thumb down" in told
 
 
-def test_a_chat_of_several_turns_is_a_prompt_but_not_for_a_choice(store, athanor):
-    first = corrected(store, "My number is four. What is yours?", "I have none.", "Five.")
-    number = corrected(store, "And mine?", "five", "four", after=(store.correction(first)["chat"], first))
+def test_a_chat_of_several_turns_is_a_prompt_but_not_for_a_choice(feedback, athanor):
+    first = asked("My number is four. What is yours?", "I have none.")
+    number = corrected(feedback, "And mine?", "five", "four", after=first)
     status, told = athanor("item", number, "--kind", "likelihood")
     assert status == 1 and "3 messages" in told
     assert athanor("item", number, "--reject", "none")[0] == 0
@@ -267,14 +259,14 @@ def test_a_chat_of_several_turns_is_a_prompt_but_not_for_a_choice(store, athanor
         ("no", "yes", ["--kind", "format", "--reject", "maybe", "--check", "one_line"], ""),
     ],
 )
-def test_an_item_that_cannot_prove_its_scorer_is_not_added(store, athanor, answer, correction, words, told):
-    number = corrected(store, "Is water wet?", answer, correction)
+def test_an_item_that_cannot_prove_its_scorer_is_not_added(feedback, athanor, answer, correction, words, told):
+    number = corrected(feedback, "Is water wet?", answer, correction)
     status, said = athanor("item", number, *words)
     assert status == 1 and told in said and not Path("battery").exists()
 
 
-def test_a_form_is_an_item_where_a_wrong_answer_fails_its_check_alone(store, athanor):
-    number = corrected(store, "Is water wet? Yes or no.", "Yes, it is very wet.", "Yes")
+def test_a_form_is_an_item_where_a_wrong_answer_fails_its_check_alone(feedback, athanor):
+    number = corrected(feedback, "Is water wet? Yes or no.", "Yes, it is very wet.", "Yes")
     assert athanor("item", number, "--kind", "format", "--check", "yes_no Yes", "--reject", "No")[0] == 0
     (item,) = read_written("battery/chat.jsonl", 0)
     assert item.checks == ("yes_no Yes",)

@@ -11,32 +11,28 @@ from ruamel.yaml import YAML
 from athanor.base import strict
 from athanor.preferences.pairs import read_pairs
 from athanor.preferences.params import PairsSource
-from tests.cli.test_chat_data import STATS, athanor, corrected, store  # noqa: F401  fixtures
+from tests.cli.test_chat_data import athanor, corrected, feedback  # noqa: F401  fixtures
+from tests.serving.judging import again, asked, judge
 
 
-def asked(store, question: str, *answers: tuple[str, str | None], parent=None, system: str = "") -> list[int]:
-    """A chat, or a later turn, with judged answers to one question; returns their ids."""
-    chat, above = parent or (store.create(system=system)["id"], None)
-    first = store.answer(chat, (above, question), answers[0][0], model="small-1", stats=STATS)
-    rest = [store.answer(chat, first[0]["id"], text, model="small-2", stats=STATS)[1] for text, _ in answers[1:]]
-    ids = [made["id"] for made in (first[1], *rest)]
-    for number, (_, verdict) in zip(ids, answers, strict=True):
-        store.feedback(number, verdict)
-    return ids
+def judged(feedback, question: str, *answers: tuple[str, str], **how) -> list[int]:
+    """A chat, or a later turn, with judged answers to one question; returns their numbers."""
+    first = asked(question, "", **how)
+    return [judge(feedback, again(first, text), verdict) for text, verdict in answers]
 
 
 def rows(path: str) -> list[dict]:
     return [json.loads(line) for line in Path(path).read_text().split("\n") if line]
 
 
-def test_corrections_and_thumbs_become_pairs_that_the_real_source_reads(store, athanor):
-    up, down, _ = asked(store, "Capital of Italy?", ("Rome.", "up"), ("Paris.", "down"), ("Oslo.", None))
-    plain = corrected(store, "What is 3 + 4?", "8", "7", system="Be brief.")
-    waits = corrected(store, "What is 1 + 1?", "3", "2")
-    chat, question = store.correction(plain)["chat"], store.chat(store.correction(plain)["chat"])["messages"][0]["id"]
-    right = store.answer(chat, question, "Seven.\n\u2028", model="small-1", stats=STATS)[1]["id"]
-    store.feedback(right, "up")
-    deeper = asked(store, "And 4 + 4?", ("9", "down"), ("eight", "up"), ("8", "up"), parent=(chat, right))
+def test_corrections_and_thumbs_become_pairs_that_the_real_source_reads(feedback, athanor):
+    up, down, _ = judged(feedback, "Capital of Italy?", ("Rome.", "up"), ("Paris.", "down"), ("Oslo.", None))
+    first = asked("What is 3 + 4?", "8", system="Be brief.")
+    plain = judge(feedback, first, "down", "7")
+    waits = corrected(feedback, "What is 1 + 1?", "3", "2")
+    seven = again(first, "Seven.\n\u2028")
+    right = judge(feedback, seven, "up")
+    deeper = judged(feedback, "And 4 + 4?", ("9", "down"), ("eight", "up"), ("8", "up"), after=seven)
     athanor("accept", plain)
     status, told = athanor("pairs", "corpus/pairs.jsonl")
     assert status == 0 and "corpus/pairs.jsonl: 5 rows\n" in told and "DVC watches" not in told
@@ -55,7 +51,7 @@ def test_corrections_and_thumbs_become_pairs_that_the_real_source_reads(store, a
         {"prompt": further, "chosen": "eight", "rejected": "9", "pair": f"{deeper[1]}-{deeper[0]}"},
         {"prompt": further, "chosen": "8", "rejected": "9", "pair": f"{deeper[2]}-{deeper[0]}"},
     ]
-    assert store.correction(waits)["status"] == "candidate"
+    assert feedback.correction(waits)["status"] == "candidate"
 
     # What it says to put into params.yaml is what the schema takes, and the source reads the rows.
     (values,) = YAML(typ="safe").load(told.partition("under dpo_data.sources:\n")[2])
@@ -66,10 +62,10 @@ def test_corrections_and_thumbs_become_pairs_that_the_real_source_reads(store, a
     ]
 
 
-def test_the_same_store_gives_the_same_bytes_each_pair_once_and_other_files_are_not_lost(store, athanor):
+def test_the_same_store_gives_the_same_bytes_each_pair_once_and_other_files_are_not_lost(feedback, athanor):
     for number in range(4):
-        asked(store, f"Say {number % 2}.", ("no", "down"), ("yes", "up"))
-    one = corrected(store, "Say 3.", "no", "three")
+        judged(feedback, f"Say {number % 2}.", ("no", "down"), ("yes", "up"))
+    one = corrected(feedback, "Say 3.", "no", "three")
     athanor("accept", "--all")
     status, told = athanor("pairs", "corpus/a.jsonl")
     assert "3 rows, 2 pairs say the same as another" in told
@@ -99,26 +95,25 @@ def test_the_same_store_gives_the_same_bytes_each_pair_once_and_other_files_are_
         (None, (("no", "down"), ("no ", "up")), "both answers say the same"),
     ],
 )
-def test_what_cannot_be_a_pair_is_left_out_and_told(store, athanor, first, answers, why):
-    parent = None
-    if first is not None:
-        (before,) = asked(store, "Hello?", (first, "down" if first else None))
-        parent = (store.chats()[0]["id"], before)
-    worse, better = asked(store, "Well?", *answers, parent=parent)
+def test_what_cannot_be_a_pair_is_left_out_and_told(feedback, athanor, first, answers, why):
+    before = None if first is None else asked("Hello?", first)
+    if first:
+        judge(feedback, before, "down")
+    worse, better = judged(feedback, "Well?", *answers, after=before)
     status, told = athanor("pairs", "corpus/pairs.jsonl")
     assert status == 1 and "every pair was left out, nothing was written" in told and not Path("corpus").exists()
     assert f"pair {better}-{worse}" in told and why in told
-    asked(store, "Yes?", ("no", "down"), ("yes", "up"))
+    judged(feedback, "Yes?", ("no", "down"), ("yes", "up"))
     status, told = athanor("pairs", "corpus/pairs.jsonl")
     assert status == 0 and "1 rows" in told and f"left out: pair {better}-{worse}: " in told
 
 
-def test_without_two_judged_answers_the_next_step_is_told(store, athanor, tmp_path):
-    corrected(store, "Say one.", "no", "one")  # waits
-    asked(store, "Say two.", ("no", "down"), ("two", None))
-    asked(store, "Say two.", ("two", "up"))
+def test_without_two_judged_answers_the_next_step_is_told(feedback, athanor, tmp_path):
+    corrected(feedback, "Say one.", "no", "one")  # waits
+    judged(feedback, "Say two.", ("no", "down"), ("two", None))
+    judged(feedback, "Say two.", ("two", "up"))
     status, told = athanor("pairs", "corpus/pairs.jsonl")
     assert status == 1 and "no correction is accepted, and no question has" in told and not Path("corpus").exists()
     assert "athanor chat accept" in told and "judge two answers" in told
-    status, told = athanor("pairs", "corpus/pairs.jsonl", "--store", tmp_path / "none.sqlite3")
-    assert status == 1 and "there are no chats yet" in told
+    status, told = athanor("pairs", "corpus/pairs.jsonl", "--feedback", tmp_path / "none.jsonl")
+    assert status == 1 and "there is no feedback yet" in told
