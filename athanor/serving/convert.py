@@ -27,7 +27,7 @@ KEPT = 8  # conversions; of a checkpoint each is asked for once or twice
 
 async def gguf_of(root: Path, model: AvailableModel) -> Path:
     """The GGUF file of a model, made once for each state of its files."""
-    if (path := Path(model.path)).is_file():
+    if (path := Path(model.base or model.path)).is_file():
         return path
     states = await asyncio.to_thread(file_states, model)
     target = root / FOLDER / hashlib.sha256(f"{path}\n{states}".encode()).hexdigest()[:16]

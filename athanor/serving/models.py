@@ -11,7 +11,6 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from athanor.serving.discover import AvailableModel, materialise, problem_of, ra
 from athanor.serving.files import tokenizer_beside
 from athanor.serving.memory import ENGINE_BYTES, fit_cache, size_text
 from athanor.serving.process import Engine, Job
-from athanor.serving.running import CONTINUES, UNDONE, gone, template_of
+from athanor.serving.running import CONTINUES, UNDONE, template_of
 from athanor.serving.starters import starters
 from athanor.tokenizer.tokenizer import Tokenizer
 
@@ -223,9 +222,7 @@ class Models:
         model, files, engine = entry.model, None, None
         try:
             undone = model.source == UNDONE
-            look = gone if undone else partial(problem_of, self.root)
-            problem = await asyncio.to_thread(look, model)
-            if problem:
+            if problem := await asyncio.to_thread(problem_of, self.root, model):
                 raise InputError(problem, where=model.id)
             await asyncio.to_thread(materialise, self.root, model)
             files = await asyncio.to_thread(file_states, model)
@@ -235,7 +232,10 @@ class Models:
             entry.bytes = path.stat().st_size + cache + ENGINE_BYTES
             await self._make_room(entry)
             small = path.stat().st_size < FEW_THREADS_BYTES
-            job = Job(str(path), context, rows, 1 if small else self._threads, False, self._accelerator and not undone)
+            lora = (model.path,) if model.base else ()
+            job = Job(
+                str(path), context, rows, 1 if small else self._threads, False, self._accelerator and not undone, lora
+            )
             engine = Engine(job)
             shipped = (await engine.ask("/props"))["default_generation_settings"]
             entry.served = self._served(entry, engine, header, shipped)

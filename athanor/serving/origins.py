@@ -11,13 +11,13 @@ from pathlib import Path
 from athanor.base.artifacts import MANIFEST, manifest_digest, read_json, read_manifest
 from athanor.base.errors import AthanorError, InputError
 from athanor.base.work import Facts
+from athanor.export.places import BASE, HF_DIR, is_base
 from athanor.origins.documents import trained_on
 from athanor.origins.index import ready
 from athanor.origins.replacing import at_work, not_here
 from athanor.origins.tracing import Tracer
 from athanor.runtime.locks import locked
 from athanor.serving.discover import AvailableModel
-from athanor.serving.experiments import BASE, HF_DIR, is_base
 from athanor.serving.files import FACTS_FILE
 from athanor.serving.retraining import FOLDER, LOCK
 

@@ -13,7 +13,7 @@ from tests.serving.test_starters import checkout, row
 
 
 def model(path: Path) -> AvailableModel:
-    return AvailableModel("own", "own", str(path), "torch", "path", 0.0, 0)
+    return AvailableModel("own", "own", str(path), "export", "path", 0.0)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ PLACES = [*EXPORTS, ".athanor/slots/sft/a/step_3", "models/base"]
 
 def why(root: Path, place: str) -> str:
     with pytest.raises(InputError) as error:
-        origins.trace(AvailableModel("own", "own", str(root / place), "torch", "export", 0.0, 0), "some text")
+        origins.trace(AvailableModel("own", "own", str(root / place), "export", "export", 0.0), "some text")
     return str(error.value)
 
 
