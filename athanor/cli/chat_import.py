@@ -34,7 +34,8 @@ def import_old(feedback: Feedback, args: argparse.Namespace) -> int:
     try:
         with closing(sqlite3.connect(f"{old.resolve().as_uri()}?mode=ro", uri=True)) as db:
             db.row_factory = sqlite3.Row
-            chats = [_chat(db, row) for row in db.execute("SELECT * FROM chats ORDER BY created_at").fetchall()]
+            rows = db.execute("SELECT * FROM chats ORDER BY created_at").fetchall()
+            chats = [chat for chat in (_chat(db, row) for row in rows) if chat["messages"]]
     except sqlite3.Error as error:
         raise InputError(f"no chats of an earlier version ({error})", where=old) from None
     known = {row["message"] for row in feedback.rows()}

@@ -38,14 +38,14 @@ def test_old_chats_become_feedback_and_a_file_for_the_page(feedback, athanor):
     before = Path(".athanor/chat.sqlite3").read_bytes()
     for words in ("2 judged answers added, 0 are in it already", "0 judged answers added, 2 are in it already"):
         status, told = athanor("import-old")
-        assert status == 0 and words in told and "2 chats" in told
+        assert status == 0 and words in told and "1 chats" in told
     assert Path(".athanor/chat.sqlite3").read_bytes() == before
     accepted, liked = feedback.rows()
     assert (accepted["answer"], accepted["correction"], accepted["status"]) == ("8", "7", "accepted")
     assert accepted["prompt"][0] == {"role": "system", "content": "Be brief."} and liked["verdict"] == "up"
     assert athanor("pairs", "corpus/pairs.jsonl")[0] == 0 and athanor("export", "corpus/rows.jsonl")[0] == 0
-    chat, empty = json.loads(Path(".athanor/chats.json").read_text())
-    assert (chat["title"], chat["sampling"], empty["messages"], empty["leaf"]) == ("Sums", {"seed": 1}, [], None)
+    (chat,) = json.loads(Path(".athanor/chats.json").read_text())
+    assert (chat["id"], chat["title"], chat["sampling"]) == ("ab", "Sums", {"seed": 1})
     assert [message["content"] for message in chat["messages"]] == [row[3] for row in MESSAGES]
     assert chat["leaf"] == chat["messages"][3]["id"] == chat["messages"][4]["parent"]
     assert chat["messages"][1]["id"] == accepted["message"] and chat["messages"][1]["feedback"]["verdict"] == "down"
