@@ -14,7 +14,7 @@ SECRETS = [
     ".aws/credentials", ".ssh/id_ed25519", "id_rsa", "docs/id_ecdsa.pub", "server.pem", "tools/tls.key", "store.p12",
     ".config/gcloud/application_default_credentials.json", "gcp-service-account.json", "client_credentials.json",
     ".kube/config", ".cache/huggingface/token", ".huggingface/token", ".hypothesis/examples/x",
-    ".athanor/chat.sqlite3", "mlflow.db-wal",
+    ".athanor/feedback.jsonl", "mlflow.db-wal",
 ]  # fmt: skip
 
 

@@ -221,7 +221,7 @@ def use(world: World, quick: bool) -> None:
         ask(port, "GET", f"/{new('path of a request')}", **right)
         ask(port, "POST", "/v1/chat/completions", {"messages": 1, "api_key": new("option of a request")}, **right)
         assert ask(port, "GET", "/v1/models", **right) == 200
-        assert ask(port, "POST", "/api/chats", {"title": "a chat"}, **right) == 201
+        assert ask(port, "GET", "/api/corrections", **right) == 200
         if not quick:
             question = {"messages": [{"role": "user", "content": "What is 3 + 4?"}], "max_tokens": 8}
             question["user"] = new("user of a request")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +15,6 @@ from athanor.base.artifacts import read_json, sha256_file
 from athanor.base.strict import read_yaml
 from athanor.cli import cli, slots
 from athanor.runtime.terminal import in_words
-from athanor.serving import database
 from tests.e2e.clone import ROOT, environment
 from tests.runtime.shippers import Checkout
 from tests.runtime.toy_pipeline import place_stages
@@ -58,28 +56,6 @@ def test_a_sample_meets_every_kind_of_file_before_it_meets_one_twice() -> None:
     assert sample(files, 0, 0) == sample(files, 94, 5) == [(number, "") for number in range(1, 95)]
     assert sample(files, 4, 0) == [(1, "journal"), (1, "state"), (1, "weights"), (1, "end")]
     assert sample(files, 2, 1) == [(1, "weights"), (1, "end")]  # goes on where the fault before it ended
-
-
-def test_a_chat_file_that_cannot_be_read_when_its_version_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """SQLite's error came out raw there, with a traceback instead of the file's name."""
-    database.Database(tmp_path / "chat").close()
-
-    class Bad(sqlite3.Connection):
-        asked = 0
-
-        def execute(self, sql: str, *values: object) -> sqlite3.Cursor:
-            if sql == "PRAGMA user_version":
-                self.asked += 1
-                if self.asked > 1:
-                    raise sqlite3.DatabaseError("database disk image is malformed")
-            return super().execute(sql, *values)
-
-    plain = sqlite3.connect
-    monkeypatch.setattr(database.sqlite3, "connect", lambda *args, **how: plain(*args, factory=Bad, **how))
-    with pytest.raises(database.Unusable, match="malformed"):
-        database.Database(tmp_path / "chat")
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EROFS])

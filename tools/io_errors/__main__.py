@@ -2,7 +2,7 @@
 
     python -m tools.io_errors [--operations LIST] [--most N] [--inputs DIR] [--keep DIR]
 
-Operations: store (the chat page's database), journal, ship, ship-first (into no database yet), prune, and the stages
+Operations: store (the chat page's feedback), journal, ship, ship-first (into no database yet), prune, and the stages
 of a micro run by their names. Each injection is a forked process in which one call fails: reads with EIO; writes with
 EIO, ENOSPC (from there on: the disk stays full) and half of the bytes; fsync and rename with EIO and ENOSPC; writes to
 the terminal with EIO, EPIPE (from there on) and half of the bytes. Then the same operation runs once more without

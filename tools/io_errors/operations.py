@@ -1,4 +1,4 @@
-"""What the errors are put into: the chat store, a journal, its way to MLflow, prune, and the stages."""
+"""What the errors are put into: the file of feedback, a journal, its way to MLflow, prune, and the stages."""
 
 from __future__ import annotations
 
@@ -70,73 +70,48 @@ def tell(error: Exception) -> None:
 
 
 class Store(Operation):
-    """Chats as people use them: what a call returned for is there afterwards, what was deleted is not."""
+    """Feedback as people give it: what a call returned for is there afterwards, what was deleted is not."""
 
     def run(self) -> int:
-        from athanor.serving.store import Store as Chats
+        from athanor.serving.feedback import Feedback
 
-        failed = 0
+        feedback, failed = Feedback("feedback.jsonl"), 0
 
-        def attempt(what: str, call: Callable[..., Any], *args: Any, **how: Any) -> Any:
+        def attempt(call: Callable[..., Any], *args: Any) -> None:
             nonlocal failed
             try:
-                found = call(*args, **how)
+                row = call(*args) or {"chat": args[0], "gone": True}
             except AthanorError as error:
                 failed += 1
                 tell(error)
-                return None
-            self.acknowledge(what=what, id=args[0] if args else found["id"], more=args[2:] if what == "answer" else [])
-            return found
+            else:
+                self.acknowledge(**{name: row.get(name) for name in ("chat", "message", "id", "status", "gone")})
 
-        try:
-            chats = Chats("chat.sqlite3")
-        except AthanorError as error:
-            tell(error)
-            return 1
         for number in range(3):
-            if (chat := attempt("create", chats.create, title=f"chat {number}")) is None:
-                continue
-            asked, how = (None, f"question {number}"), {"model": "m", "stats": {}}
-            first = attempt("answer", chats.answer, chat["id"], asked, "an answer " * 300, **how)
-            if first:
-                attempt("answer", chats.answer, chat["id"], first[0]["id"], "another answer", **how)
-                attempt("feedback", chats.feedback, first[1]["id"], "down", "better")
-            attempt("update", chats.update, chat["id"], title=f"renamed {number}")
-            with contextlib.suppress(AthanorError):
-                chats.chats("answer")
+            chat = {"chat": f"chat {number}", "title": "", "path": [], "prompt": [{"role": "user", "content": "?"}]}
+            said = {**chat, "message": f"m{number}", "parent": "p", "model": "m", "answer": "an answer " * 300}
+            attempt(feedback.record, {**said, "verdict": "up"})
+            attempt(feedback.record, {**said, "verdict": "down", "correction": "better"})
+            attempt(feedback.settle, number + 1, "accepted")
             if number == 1:
-                attempt("delete", chats.delete, chat["id"])
-        chats.close()
+                attempt(feedback.forget, chat["chat"])
         return 1 if failed else 0
 
     def problems(self) -> str:
-        from athanor.serving.store import Store as Chats
+        from athanor.serving.feedback import Feedback
 
-        told = self.told()
-        gone = {row["id"] for row in told if row["what"] == "delete"}
-        chats = Chats(self.work / "chat.sqlite3")
-        try:
-            kept = {chat["id"]: chats.chat(chat["id"]) for chat in chats.chats()}
-        finally:
-            chats.close()
-        with contextlib.closing(sqlite3.connect(self.work / "chat.sqlite3")) as file:
-            if (state := file.execute("PRAGMA integrity_check").fetchone()[0]) != "ok":
-                return f"integrity: {state}"
-        messages = {message["id"]: message for chat in kept.values() for message in chat["messages"]}
+        rows, told = {row["message"]: row for row in Feedback(self.work / "feedback.jsonl").rows()}, self.told()
+        gone = {row["chat"] for row in told if row["gone"]}
         for row in told:
-            chat = kept.get(row["id"])
-            if row["what"] in ("create", "answer", "update") and row["id"] not in gone and chat is None:
-                return f"chat {row['id']} is lost"
-            if row["what"] == "answer" and chat and row["more"][0] not in [m["content"] for m in chat["messages"]]:
-                return f"an answer of chat {row['id']} is lost"
-            if row["what"] == "update" and chat and not chat["title"].startswith("renamed"):
-                return f"the title of chat {row['id']} is lost"
-            if row["what"] == "feedback" and not messages.get(row["id"], {"feedback": True})["feedback"]:
-                return f"the verdict on message {row['id']} is lost"
-        if back := gone & kept.keys():
-            return f"chat {back} is back"
-        ends = [chat["messages"][-1]["role"] for chat in kept.values() if chat["messages"]]
-        return "a question without an answer" if "user" in ends else ""
+            kept = rows.get(row["message"])
+            if row["chat"] in gone:
+                if any(one["chat"] == row["chat"] for one in rows.values()):
+                    return f"{row['chat']} is back"
+            elif row["chat"] != "chat 1" and (
+                kept is None or kept["id"] != row["id"] or row["status"] and not kept["status"]
+            ):
+                return f"what was said about {row['message']} is lost"
+        return ""
 
 
 class Journalled(Operation):
