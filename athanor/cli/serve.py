@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         )  # fmt: skip
         return build_app(
             models,
-            lambda limit: page_routes(models, feedback, limit, retraining),
+            lambda limit: page_routes(models, feedback, limit, retraining=retraining),
             key=key,
             hosts=hosts,
             addresses=not local,

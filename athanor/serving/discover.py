@@ -190,8 +190,9 @@ def _local(root: Path) -> list[AvailableModel]:
 
 def _described(path: Path, source: str, origin: str) -> AvailableModel:
     """The model in a file or a directory; where it cannot be looked at (no permission, a loop of links) with that problem."""
-    name, base, created = (path.parent if path.name == HF_DIR else path).stem, "", 0.0
     kind = BASE_MODEL if is_base(path) else EXPORTED if path.is_dir() else GGUF
+    folder = path.parent if path.name == HF_DIR else path
+    name, base, created = path.stem if kind == GGUF else folder.name, "", 0.0
     with suppress(*ODD):
         main_file = path if kind == GGUF else path / (CONFIG if kind == BASE_MODEL else FACTS_FILE)
         created = main_file.stat().st_mtime

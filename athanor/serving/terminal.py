@@ -49,7 +49,6 @@ class Terminal:
         self.models, self.name, self.system = models, name, options.system
         self.interactive, self.to_terminal = sys.stdin.isatty(), sys.stdout.isatty()
         self.turns: list[Message] = []
-        self.forgotten = 0
 
     def run(self, runner: asyncio.Runner) -> None:
         """Read and answer lines until /exit or the end of the input."""
@@ -79,7 +78,7 @@ class Terminal:
     def command(self, line: str) -> None:
         name, _, argument = line.partition(" ")
         if name == "/reset":
-            self.turns, self.forgotten = [], 0
+            self.turns = []
             self.say("The conversation is forgotten.")
         elif name == "/system":
             self.system = argument.strip()
@@ -87,38 +86,36 @@ class Terminal:
         else:
             self.say(HELP if name == "/help" else f"No command {name}.\n{HELP}")
 
-    async def answer(self, text: str) -> None:
-        """Print the answer to `text`, or more of the last one. What came until Ctrl-C stays in the history."""
-        turns = [*self.turns, Message("user", text)] if text else self.turns
+    async def answer(self, question: str) -> None:
+        """Print the answer, or more of the last one. What came until Ctrl-C stays in the history."""
+        turns = [*self.turns, Message("user", question)] if question else self.turns
         system = [Message("system", self.system)] if self.system else []
         settings = dict(self.settings)
         if "seed" in settings:  # another turn draws other numbers; the same conversation repeats itself
             settings["seed"] += len(self.turns)
-        started, said, tokens, reason = time.monotonic(), "", 0, "stopped"
+        started, said, tokens, forgotten, reason = time.monotonic(), "", 0, 0, "stopped"
         print(end="model: " if self.interactive else "", flush=True)
         try:
             async with aclosing(events(self.models, self.name, [*system, *turns], settings)) as made:
                 async for event in made:
                     tokens, reason = event.get("tokens", tokens), event.get("reason", reason)
-                    if event["type"] == "start" and event["forgotten"] > self.forgotten:
-                        self.forgotten = event["forgotten"]
-                        self.say(f"(the context is full: the oldest {self.forgotten} exchanges are left out)")
-                    elif event["type"] == "text":
-                        said += event["text"]
-                        print(end=CONTROL.sub("\ufffd", event["text"]), flush=True)
-                    elif event["type"] == "error":
-                        print(end="\n" if self.interactive or said else "", flush=True)
+                    forgotten = event.get("forgotten", forgotten)
+                    said += (text := event.get("text", ""))
+                    print(end=CONTROL.sub("\ufffd", text), flush=True)
+                    if event["type"] == "error":
+                        print(end="\n" if self.interactive else "", flush=True)
                         raise AthanorError(event["message"])
         except asyncio.CancelledError:
             asyncio.current_task().uncancel()
         print(flush=True)
-        if said and text:
+        if said and question:
             self.turns = [*turns, Message("assistant", said)]
         elif said:
             self.turns[-1] = Message("assistant", self.turns[-1].content + said)
         if self.to_terminal:
-            ending = {"length": "cut at the limit, ", "stopped": "stopped, "}.get(reason, "" if tokens else "empty, ")
-            self.say(f"{ending}{tokens} tokens, {tokens / (time.monotonic() - started):,.0f} tokens/s")
+            ending = {"length": "cut at the limit, ", "stopped": "stopped, "}.get(reason, "")
+            full = f"; the context is full, the oldest {forgotten} exchanges are left out" if forgotten else ""
+            self.say(f"{ending}{tokens} tokens, {tokens / (time.monotonic() - started):,.0f} tokens/s{full}")
 
     def say(self, text: str) -> None:
         """Print something that is not an answer: on standard error where the output is a pipe."""
@@ -156,12 +153,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with asyncio.Runner() as runner:
         try:
             Terminal(models, options, model.id).run(runner)
-        except BrokenPipeError:  # the reader of the pipe has gone; nothing may be flushed to it at exit either
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         finally:
             runner.run(models.close())
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

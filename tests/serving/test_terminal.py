@@ -83,7 +83,7 @@ def test_a_reader_that_leaves_ends_it_quietly(root):
     process.stdin.flush()
     process.stdout.read(10)
     process.stdout.close()
-    assert process.wait() == 0 and process.stderr.read() == b""
+    assert process.wait() == 1 and process.stderr.read() == b""
 
 
 @pytest.fixture
