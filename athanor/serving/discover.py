@@ -6,10 +6,8 @@ stay in DVC's cache until somebody asks it something; then `materialise` links t
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,7 +19,7 @@ from athanor.base.errors import AthanorError, InputError, suggest
 from athanor.export.gguf_reader import read_header
 from athanor.export.places import BASE, EXPORT, HF_DIR, TOKENIZER, WEIGHTS_OF, is_base, tokenizer_folder
 from athanor.runtime.dvc_view import cache_folder
-from athanor.serving.experiments import cached, recorded, unexported
+from athanor.serving.experiments import cached, export_of, recorded
 from athanor.serving.files import ADAPTED, CONFIG, FACTS_FILE, gguf_problem, own_problem, read_bounded
 from athanor.tokenizer.tokenizer import MODEL_FILE
 
@@ -67,9 +65,9 @@ def discover(root: Path, requested: Sequence[str]) -> list[AvailableModel]:
     if not requested:
         return available
     by_path = {model.path: model for model in available}
-    by_name = {model.id: model for model in available} | {name: by_path[path] for name, path in names.items()}
+    by_name = {model.id: model for model in available} | {name: by_path[path] for name, path in names.items() if path}
     for value in requested:
-        if value not in by_name and value in unexported(root):
+        if value not in by_name and value in names:
             what = "this experiment has no export of its own: its dvc.lock names one made from other weights, or none"
             fix = f"dvc exp apply {value}, then dvc repro export; it is {EXPORT} then, and no longer named {value}"
             raise InputError(what, where=f"--model {value}", fix=fix)
@@ -225,32 +223,22 @@ def _named_path(value: str, names: Sequence[str]) -> AvailableModel:
 
 
 def _with_experiments(root: Path, local: list[AvailableModel]) -> tuple[list[AvailableModel], dict[str, str]]:
-    """`local` and the experiments, equal models once; the second: name of an experiment -> path of its model."""
-    experiments = [row for row in recorded(root) if row[3]]
-    cache = cache_folder(root) if experiments else root
-    models: dict[str, AvailableModel] = {}  # by the hash of athanor.json: it holds those of the files beside it
-    own = root / EXPORT / HF_DIR / FACTS_FILE
-    for model in local:
-        if model.path == str(own.parent) and not model.problem:
-            models[hashlib.md5(read_bounded(own), usedforsecurity=False).hexdigest()] = model
-    names: dict[str, str] = {}
-    labels: dict[str, list[str]] = defaultdict(list)
-    for name, commit, created, folder in experiments:
-        files = cached(cache, folder) or {}
-        key = files[FACTS_FILE].parent.name + files[FACTS_FILE].name if FACTS_FILE in files else folder
-        if key not in models:
-            path = str(root / SERVED / folder)
-            model = AvailableModel(name, name, path, EXPORTED, "experiment", created, fetch=commit)
-            models[key] = replace(model, problem=problem_of(root, model))
-        names[name] = models[key].path
-        labels[models[key].path].append(name)
-    result = []
-    for model in [*local, *(model for model in models.values() if model.fetch)]:
-        if listed := labels.get(model.path):
-            text = f"experiment{'s' * (len(listed) > 1)} {', '.join(listed)}"
-            model = replace(model, label=f"{model.id} ({text})" if model.fetch else f"{model.label}, also {text}")
-        result.append(model)
-    return result, names
+    """`local` and the experiments, equal exports once; the second: name of an experiment -> path of its model, or ""."""
+    models, lock = list(local), root / "dvc.lock"
+    own = export_of(lock.read_text(encoding="utf-8")) if lock.is_file() else None
+    paths = {own: model.path for model in local if model.path == str(root / EXPORT / HF_DIR) and not model.problem}
+    paths[None], names = "", {}
+    for name, commit, created, export in recorded(root):
+        if export not in paths:
+            paths[export] = str(root / SERVED / export)
+            model = AvailableModel(name, name, paths[export], EXPORTED, "experiment", created, fetch=commit)
+            models.append(replace(model, problem=problem_of(root, model)))
+        names[name] = paths[export]
+    for place, model in enumerate(models):
+        if listed := [name for name, path in names.items() if path == model.path]:
+            text = f"{', also' if model.source == 'export' else ':'} experiment {', '.join(listed)}"
+            models[place] = replace(model, label=model.label + text)
+    return models, names
 
 
 def _cached_files(root: Path, model: AvailableModel) -> dict[str, Path]:

@@ -73,8 +73,8 @@ class Feedback:
 
     def rows(self) -> list[Row]:
         """The last row of each message, in the order of their numbers (`id`)."""
-        with self._open() as (_, lines):
-            return list(_last(lines).values())
+        with self._open() as (_, _, rows):
+            return list(rows.values())
 
     def corrections(self, status: str | None = None) -> list[Row]:
         """The rows with a correction, all or those of one status."""
@@ -90,8 +90,8 @@ class Feedback:
         """Accept or reject a correction, or make it a candidate again."""
         if status not in STATUSES:
             raise InputError(f"no status '{status}'", where="status", fix=f"one of {', '.join(STATUSES)}")
-        with self._open() as (file, lines):
-            return self._append(file, lines, _correction(_last(lines).values(), number) | {"status": status})
+        with self._open() as (file, lines, rows):
+            return self._append(file, lines, _correction(rows.values(), number) | {"status": status})
 
     def record(self, said: Mapping[str, Any]) -> Row:
         """Judge an answer (the fields of `Said`). A correction makes it a candidate, the same one again changes nothing."""
@@ -106,26 +106,27 @@ class Feedback:
         if correction and correction.strip() == row["answer"].strip():
             fix = "write what it should have said"
             raise InputError("the correction is the answer itself", where="correction", fix=fix)
-        with self._open() as (file, lines):
-            old = _last(lines).get(row["message"], {})
+        with self._open() as (file, lines, rows):
+            old = rows.get(row["message"], {})
             status = old["status"] if correction and correction == old.get("correction") else "candidate"
             number = old.get("id") or 1 + max((row["id"] for _, row in lines if row), default=0)
             return self._append(file, lines, {"id": number, **row, "status": status if correction else None})
 
     def forget(self, chat: str) -> None:
         """Take out what was said in a chat. The file has its old content or the new one, never a part."""
-        with self._open() as (_, lines):
+        with self._open() as (_, lines, _):
             if any(row.get("chat") == chat for _, row in lines):
                 # Without damaged lines: one may be of that chat.
                 kept = [_line({"id": row["id"]} if row.get("chat") == chat else row) for _, row in lines if row]
                 write_bytes(self.path, b"".join(dict.fromkeys(kept)), OWNER_ONLY)
 
     @contextmanager
-    def _open(self) -> Iterator[tuple[BinaryIO, Lines]]:
-        """The file, locked, and its lines; what is written comes behind them."""
+    def _open(self) -> Iterator[tuple[BinaryIO, Lines, dict[str, Row]]]:
+        """The file, locked, its lines, and the last row of each message. What is written comes behind the lines."""
         try:
             with os.fdopen(lock(self.path, lambda _: None, OWNER_ONLY), "r+b") as file:
-                yield file, [(line, self._row(number, line)) for number, line in enumerate(file.read().split(b"\n"), 1)]
+                lines = [(line, self._row(number, line)) for number, line in enumerate(file.read().split(b"\n"), 1)]
+                yield file, lines, {row["message"]: row for _, row in lines if "message" in row}
         except OSError as error:
             fix = "look for a full disk or missing rights"
             raise Unusable(f"cannot be used ({error.strerror or error})", where=self.path, fix=fix) from None
@@ -148,11 +149,6 @@ class Feedback:
         os.fsync(file.fileno())
         fsync_dir(self.path.parent)
         return row
-
-
-def _last(lines: Lines) -> dict[str, Row]:
-    """The last row of each message."""
-    return {row["message"]: row for _, row in lines if "message" in row}
 
 
 def _correction(rows: Iterable[Row], number: int) -> Row:

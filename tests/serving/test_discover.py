@@ -57,11 +57,11 @@ def made(tmp_path_factory):
     cache = root / ".dvc/cache/files/md5"
     # In an experiment that ends before its export, that stage's entry is of the weights that the commit began from.
     for number, (name, seed, made_from) in enumerate(
-        (("same", 0, "a"), ("wider", 1, "a"), ("wider-noted", 1, "a"), ("swept", 1, "b"), ("lost", 2, "a"))
+        (("lost", 2, "a"), ("wider", 1, "a"), ("wider-noted", 1, "a"), ("swept", 1, "b"), ("same", 0, "a"))
     ):
         folder = root / "models/export" if name == "same" else root.parent / name
         write_export(folder, make_model(tokenizer, seed=seed), tokenizer, root / "models/tokenizer", "own", ("q8_0",))
-        (folder / "MODEL_CARD.md").write_text(name)
+        (folder / "MODEL_CARD.md").write_text(f"card {seed}")
         deps, outs = ([{"path": "models/sft", "md5": md5}] for md5 in (made_from, "a"))
         export = [{"path": "models/export", "md5": keep(cache, folder)}]
         lock = {"stages": {"export": {"deps": deps, "outs": export}, "sft": {"outs": outs}}}
@@ -88,10 +88,10 @@ def by_id(root, *requested):
 def test_equal_models_are_listed_once_and_no_experiment_comes_first(repo):
     os.utime(repo / EXPORT / "hf/athanor.json", (1e9, 1e9))  # older than any experiment
     found = by_id(repo)
-    assert list(found) == ["own", "own-q8_0", "lost", "wider-noted"]
+    assert list(found) == ["own", "own-q8_0", "wider-noted", "lost"]
     assert [model.kind for model in found.values()] == ["export", "gguf", "export", "export"]
     assert found["own"].label == "own (models/export), also experiment same"
-    assert found["wider-noted"].label == "wider-noted (experiments wider-noted, wider)"
+    assert found["wider-noted"].label == "wider-noted: experiment wider-noted, wider"
     assert [model.id for model in found.values() if model.problem] == ["lost"]
     assert "dvc exp pull REMOTE lost" in found["lost"].problem and unexported(repo) == ["swept"]
     shapes = [shape(Path(found[name].path)) for name in ("own", "own-q8_0", "wider-noted")]
@@ -102,7 +102,7 @@ def test_equal_models_are_listed_once_and_no_experiment_comes_first(repo):
 
 def test_an_experiment_comes_out_of_the_cache_when_it_is_asked(repo):
     model = by_id(repo)["wider-noted"]
-    assert not Path(model.path).exists() and about(repo, model)["card"] == "wider-noted"
+    assert not Path(model.path).exists() and about(repo, model)["card"] == "card 1"
     assert (Path(model.path) / "config.json").is_file() and problem_of(repo, model) == ""
     with pytest.raises(InputError, match="not in DVC's cache"):
         materialise(repo, by_id(repo)["lost"])
