@@ -224,10 +224,9 @@ def _named_path(value: str, names: Sequence[str]) -> AvailableModel:
 
 def _with_experiments(root: Path, local: list[AvailableModel]) -> tuple[list[AvailableModel], dict[str, str]]:
     """`local` and the experiments, equal exports once; the second: name of an experiment -> path of its model, or ""."""
-    models, lock = list(local), root / "dvc.lock"
-    own = export_of(lock.read_text(encoding="utf-8")) if lock.is_file() else None
-    paths = {own: model.path for model in local if model.path == str(root / EXPORT / HF_DIR) and not model.problem}
-    paths[None], names = "", {}
+    models, names, lock, exact = list(local), dict[str, str](), root / "dvc.lock", str(root / EXPORT / HF_DIR)
+    served = lock.is_file() and any(model.path == exact and not model.problem for model in local)
+    paths = {export_of(lock.read_text(encoding="utf-8")) if served else None: exact, None: ""}
     for name, commit, created, export in recorded(root):
         if export not in paths:
             paths[export] = str(root / SERVED / export)
