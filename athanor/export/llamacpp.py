@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import psutil
+
 from athanor.base.errors import GateError, InputError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -214,7 +216,10 @@ def ask(
 
 
 def _run(command: Sequence[str], log_path: Path, timeout_seconds: float) -> int | None:
-    """Exit status of the command, started again where its log stops growing; None if it did not end in time."""
+    """Exit status of the command, started again where it neither writes nor computes; None if it did not end in time.
+
+    By its processor time, too: on a busy machine an import alone took 50 s, in which nothing is written.
+    """
     deadline = time.monotonic() + timeout_seconds
     python_path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     for _ in range(ATTEMPTS):
@@ -227,11 +232,12 @@ def _run(command: Sequence[str], log_path: Path, timeout_seconds: float) -> int 
                 env=os.environ | QUIET_ENVIRONMENT | {"PYTHONPATH": python_path},
             )
         try:
-            size, grew_at = 0, time.monotonic()
+            seen: object = None
+            grew_at = time.monotonic()
             while process.poll() is None and time.monotonic() < min(deadline, grew_at + timeout_seconds / STALLS):
                 time.sleep(0.02)
-                if log_path.stat().st_size != size:
-                    size, grew_at = log_path.stat().st_size, time.monotonic()
+                if (now := (log_path.stat().st_size, _processor_seconds(process.pid))) != seen:
+                    seen, grew_at = now, time.monotonic()
         finally:
             status = process.poll()
             process.kill()
@@ -239,6 +245,15 @@ def _run(command: Sequence[str], log_path: Path, timeout_seconds: float) -> int 
         if status is not None or time.monotonic() > deadline:
             return status
     return None
+
+
+def _processor_seconds(pid: int) -> float:
+    """Of a process, and 0 once it has ended."""
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return round(times.user + times.system, 1)
 
 
 class _ReportingClient(Client):

@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections import Counter
@@ -61,6 +62,7 @@ class Engine:
         self._numbers = itertools.count()
         self.under_way: Counter[str] = Counter()  # by digest
         self._ends: Counter[str] = Counter()  # of engines under a request
+        self._silent: asyncio.subprocess.Process | None = None  # the one that was killed last for it
         self._watching: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
         self._closed = False
@@ -129,8 +131,9 @@ class Engine:
             raise EngineDied("the engine ended during the answer", fix="ask again") from None
         finally:
             self.under_way -= Counter([digest])
+            # A SIGKILL that is not ours came from elsewhere.
             if process is not None and process.returncode is not None and not self._closed:
-                self._ends[digest] += 1
+                self._ends[digest] += process.returncode != -signal.SIGKILL or process is self._silent
 
     async def _watch(self) -> None:
         """Kill the engine when it does not say for some seconds what it does: a request can stop its one loop, while
@@ -143,6 +146,7 @@ class Engine:
                     await stream.ask(self.socket, "/slots")
             except TimeoutError:
                 if process is not None and process.returncode is None:
+                    self._silent = process
                     process.kill()
             except (AthanorError, ConnectionError):
                 pass  # it ended: whoever waits for it is told

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import subprocess
 import sys
+from collections import Counter
 
 import psutil
 import pytest
@@ -99,6 +101,33 @@ def test_a_killed_engine_ends_its_answers_and_the_next_request_has_another(made)
         assert await greedy(engine, ids) == before and engine.pid != pid
 
     run(job, work)
+
+
+@pytest.mark.long
+def test_two_hundred_kills_at_any_moment_of_a_stream_lose_no_later_answer(made):
+    model, tokenizer, job = made
+    ids = prompt_ids(tokenizer, [Message("user", "hi")])
+    rng = random.Random(0)
+
+    async def work(engine):
+        before, ends = await greedy(engine, ids), Counter()
+        for _ in range(200):
+            left, pid = rng.choice((0, rng.randrange(100))), engine.pid
+            try:
+                async for rows in engine.rows_of({"prompt": ids, "n_predict": 110, "ignore_eos": True, "n_probs": 50}):
+                    left -= len(rows)
+                    if left <= 0 and pid:
+                        pid = os.kill(pid, signal.SIGKILL)
+                ends["whole"] += 1  # all of it was there before the kill
+                while not pid and engine.alive:
+                    await asyncio.sleep(0)
+            except EngineDied:
+                ends["died"] += 1
+            assert await greedy(engine, ids) == before
+        return ends
+
+    ends = run(job, work)
+    assert ends.total() == 200 and ends["died"] > 20
 
 
 def test_a_silent_engine_is_replaced_and_what_silenced_it_twice_is_refused(made, monkeypatch):
