@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from athanor.base.artifacts import manifest_digest, read_json
-from athanor.base.errors import AthanorError
+from athanor.serving.discover import ODD
 
 EVALUATION, ANSWERS, CHAT_MODEL = Path("data/eval"), "battery.jsonl", "sft"
 MOST, MOST_CHARS, LEAST_RIGHT = 4, 90, 0.5
@@ -49,7 +49,7 @@ def starters(path: Path) -> list[dict[str, str]]:
 
 def checkout_of(path: Path) -> Path | None:
     """The checkout that a file or folder of models/export lies in, if its evaluation is of these very weights."""
-    with suppress(AthanorError, OSError, LookupError, ValueError, AttributeError):
+    with suppress(*ODD):
         root = path.parents[2]
         lineage = read_json(path.parent / "hf" / "athanor.json")["lineage"]
         return root if lineage.get("eval") == manifest_digest(root / EVALUATION) else None
@@ -58,7 +58,7 @@ def checkout_of(path: Path) -> Path | None:
 
 def topics(path: Path) -> tuple[Topic, ...]:
     """What the model was asked in its evaluation: one's own questions first, then itself, then what it answers best."""
-    with suppress(AthanorError, OSError, LookupError, ValueError, AttributeError):
+    with suppress(*ODD):
         if (root := checkout_of(path)) is not None:
             return _topics(root / EVALUATION / ANSWERS, manifest_digest(root / EVALUATION))
     return ()

@@ -26,7 +26,7 @@ def test_the_last_row_of_a_message_counts_and_keeps_its_number(feedback):
     answer = asked("What is 3 + 4?", "8", system="Be brief.")
     first = feedback.record({**answer, "verdict": "down", "correction": "\ud800 7\u2028"})
     other = judge(feedback, again(answer, "7"), "up")
-    assert (first["id"], first["status"], other) == (1, "candidate", 2) and first["prompt"] == answer["prompt"]
+    assert (first["id"], first["status"], other) == (1, "candidate", 2) and list(first["prompt"]) == answer["prompt"]
     assert feedback.corrections() == feedback.corrections("candidate") and feedback.corrections("accepted") == []
     assert feedback.settle(1, "accepted")["status"] == "accepted"
     kept = feedback.record({**answer, "verdict": "down", "correction": feedback.correction(1)["correction"]})
@@ -109,7 +109,8 @@ from athanor.serving.feedback import Feedback
 from tests.serving.judging import asked, judge
 feedback = Feedback(sys.argv[1])
 for number in itertools.count():
-    print(judge(feedback, asked(f"{sys.argv[2]} {number}?", "a word " * 2000), "up"), flush=True)
+    answer = asked("Well?", "a word " * 2000) | {"message": f"{sys.argv[2]} {number}"}
+    print(judge(feedback, answer, "up"), flush=True)
 """
 
 

@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from athanor.base.errors import InputError
+from athanor.base.errors import AthanorError, InputError
 from athanor.decoding.generate import generate
 from athanor.decoding.prompting import end_ids
 from athanor.export.loading import load_export
@@ -127,7 +127,7 @@ def test_sampling_options_and_seeds(piped):
     options = ("--temperature", "5", "--top-k", "50")
     first, again, other = (piped("hello\n", *options, "--seed", seed).out for seed in "112")
     assert first == again != other
-    with pytest.raises(InputError, match="temperature"):
+    with pytest.raises(AthanorError, match="temperature"):
         piped("hello\n", "--temperature", "-1")
 
 
