@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-from athanor.base.artifacts import MANIFEST, manifest_digest, read_json, read_manifest
-from athanor.base.errors import AthanorError, InputError
+from athanor.base.artifacts import MANIFEST, manifest_digest, read_manifest
+from athanor.base.errors import InputError
 from athanor.base.work import Facts
 from athanor.export.places import BASE, HF_DIR, is_base
 from athanor.origins.documents import trained_on
@@ -17,8 +18,8 @@ from athanor.origins.index import ready
 from athanor.origins.replacing import at_work, not_here
 from athanor.origins.tracing import Tracer
 from athanor.runtime.locks import locked
-from athanor.serving.discover import AvailableModel
-from athanor.serving.files import FACTS_FILE
+from athanor.serving.discover import ODD, AvailableModel
+from athanor.serving.files import FACTS_FILE, read_bounded
 from athanor.serving.retraining import FOLDER, LOCK
 
 # By its name in the lineage: what a model learned from, and the models of this checkout whose steps are told.
@@ -59,8 +60,8 @@ def _checkout(model: AvailableModel) -> Path:
     root = next((folder.parent for folder in path.parents if folder.name == ".athanor"), root)
     lineage: Mapping[str, str] = {}
     for file in (path / FACTS_FILE, path.parent / HF_DIR / FACTS_FILE):
-        with suppress(AthanorError, OSError, KeyError, TypeError):
-            lineage = lineage or read_json(file)["lineage"]
+        with suppress(*ODD):
+            lineage = lineage or json.loads(read_bounded(file))["lineage"]
     for name, folder in (DATA | WEIGHTS).items():
         here = _digest(root / folder)
         if lineage.get(name) != here and (here or name in DATA):

@@ -13,8 +13,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from athanor.base.artifacts import manifest_digest, read_json
+from athanor.base.artifacts import manifest_digest
 from athanor.serving.discover import ODD
+from athanor.serving.files import read_bounded
 
 EVALUATION, ANSWERS, CHAT_MODEL = Path("data/eval"), "battery.jsonl", "sft"
 MOST, MOST_CHARS, LEAST_RIGHT = 4, 90, 0.5
@@ -51,7 +52,7 @@ def checkout_of(path: Path) -> Path | None:
     """The checkout that a file or folder of models/export lies in, if its evaluation is of these very weights."""
     with suppress(*ODD):
         root = path.parents[2]
-        lineage = read_json(path.parent / "hf" / "athanor.json")["lineage"]
+        lineage = json.loads(read_bounded(path.parent / "hf" / "athanor.json"))["lineage"]
         return root if lineage.get("eval") == manifest_digest(root / EVALUATION) else None
     return None
 
