@@ -27,6 +27,7 @@ WEIGHTS_OF = {
 STAGES = ("pretrain", "sft")  # whose checkpoints can be served
 PREVIEWS, ORIGIN = ".athanor/previews", "checkpoint.json"  # the latter in a directory made of a checkpoint
 STATE, TENSORS, ANCHORS = "state.json", "tensors.safetensors", "anchors"
+MAX_BYTES = 64 << 20  # of a file that says what a checkpoint is
 
 
 def is_base(folder: Path) -> bool:
@@ -40,8 +41,8 @@ def tokenizer_folder(base: Path) -> Path:
 
 def whole_checkpoints(slot: Path) -> Iterator[Path]:
     """Checkpoints of a slot, newest first, without those that are torn as far as that shows without reading them."""
-    found = (path for folder in (slot / ANCHORS, slot) for path in folder.glob("step_*"))
-    paths = {int(path.name[5:]): path for path in found if path.name[5:].isdecimal() and (path / TENSORS).is_file()}
+    found = (path for folder in (slot / ANCHORS, slot) for path in folder.glob("step_*") if path.name[5:].isdecimal())
+    paths = {int(path.name[5:]): path for path in found if _bounded(path / STATE) and (path / TENSORS).is_file()}
     for step in sorted(paths.keys() - {0}, reverse=True):  # at step 0 nothing is learned
         path = paths[step]
         try:
@@ -65,4 +66,9 @@ def origin(path: Path) -> dict[str, Any]:
     """Of a checkpoint, or of a directory made of one: `stage`, `step`, and of how many steps its cooldown was (`cooled`)."""
     if is_checkpoint(path):
         return {"stage": slot_folder(path).parent.name, "step": int(path.name[5:])}
-    return read_json(path / ORIGIN) if (path / ORIGIN).is_file() else {}
+    return read_json(path / ORIGIN) if _bounded(path / ORIGIN) else {}
+
+
+def _bounded(path: Path) -> bool:
+    """Whether a file is there and small enough to be read."""
+    return path.is_file() and path.stat().st_size <= MAX_BYTES
