@@ -128,7 +128,7 @@ def test_sampling_options_and_seeds(piped):
     first, again, other = (piped("hello\n", *options, "--seed", seed).out for seed in "112")
     assert first == again != other
     with pytest.raises(AthanorError, match="temperature"):
-        piped("hello\n", "--temperature", "-1")
+        piped("hello\n", "--temperature", "-2")
 
 
 def test_a_base_model_continues_and_an_empty_line_asks_for_more(piped, root):
