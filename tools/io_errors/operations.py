@@ -77,22 +77,23 @@ class Store(Operation):
 
         feedback, failed = Feedback("feedback.jsonl"), 0
 
-        def attempt(call: Callable[..., Any], *args: Any) -> None:
+        def attempt(call: Callable[..., Any], *args: Any) -> Any:
             nonlocal failed
             try:
                 row = call(*args) or {"chat": args[0], "gone": True}
             except AthanorError as error:
                 failed += 1
                 tell(error)
-            else:
-                self.acknowledge(**{name: row.get(name) for name in ("chat", "message", "id", "status", "gone")})
+                return {}
+            self.acknowledge(**{name: row.get(name) for name in ("chat", "message", "id", "status", "gone")})
+            return row
 
         for number in range(3):
             chat = {"chat": f"chat {number}", "title": "", "path": [], "prompt": [{"role": "user", "content": "?"}]}
             said = {**chat, "message": f"m{number}", "parent": "p", "model": "m", "answer": "an answer " * 300}
             attempt(feedback.record, {**said, "verdict": "up"})
-            attempt(feedback.record, {**said, "verdict": "down", "correction": "better"})
-            attempt(feedback.settle, number + 1, "accepted")
+            if row := attempt(feedback.record, {**said, "verdict": "down", "correction": "better"}):
+                attempt(feedback.settle, row["id"], "accepted")
             if number == 1:
                 attempt(feedback.forget, chat["chat"])
         return 1 if failed else 0
