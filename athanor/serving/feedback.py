@@ -118,7 +118,7 @@ class Feedback:
             if any(row.get("chat") == chat for _, row in lines):
                 # Without damaged lines: one may be of that chat.
                 kept = [_line({"id": row["id"]} if row.get("chat") == chat else row) for _, row in lines if row]
-                write_bytes(self.path, b"".join(dict.fromkeys(kept)), OWNER_ONLY)
+                write_bytes(self.path, b"".join(kept), OWNER_ONLY)
 
     @contextmanager
     def _open(self) -> Iterator[tuple[BinaryIO, Lines, dict[str, Row]]]:

@@ -67,9 +67,13 @@ def test_unknown_numbers_and_statuses_are_refused(feedback):
 def test_a_deleted_chat_leaves_its_numbers_alone(feedback):
     kept, gone = asked("Stay?", "Yes"), asked("Secret?", "No")
     assert [judge(feedback, answer, "up") for answer in (kept, gone, again(gone, "Never"))] == [1, 2, 3]
+    for verdict in ("down", "up"):  # an equal line came before
+        judge(feedback, kept, verdict)
     feedback.forget("nothing")
     feedback.forget(gone["chat"])
-    assert [row["id"] for row in feedback.rows()] == [1] and b"Secret" not in feedback.path.read_bytes()
+    assert [(row["id"], row["verdict"]) for row in feedback.rows()] == [
+        (1, "up")
+    ] and b"Secret" not in feedback.path.read_bytes()
     assert feedback.path.stat().st_mode & 0o777 == 0o600
     assert judge(feedback, gone, "down") == 4
 
