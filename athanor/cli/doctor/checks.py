@@ -9,6 +9,7 @@ import configparser
 import contextlib
 import dataclasses
 import importlib.metadata
+import importlib.util
 import json
 import os
 import shlex
@@ -298,7 +299,7 @@ def machine_troubles(checkout: Checkout) -> Iterator[Finding]:
 
 def llama_cpp(checkout: Checkout) -> Iterator[Finding]:
     """A note where llama.cpp answers on the processor, though there is a card and a build for it."""
-    if not (found := cards.find()):
+    if not (found := cards.find()) or importlib.util.find_spec("xllamacpp") is None:
         return
     import xllamacpp
 
