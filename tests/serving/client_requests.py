@@ -91,7 +91,7 @@ EXTRAS: dict[str, tuple[dict[str, Any], set[str]]] = {
     ),
     "vllm, sampling switched off": (
         {"top_k": -1, "min_p": 0.0, "best_of": 1, "use_beam_search": False, "ignore_eos": False, "min_tokens": 0},
-        {"best_of", "use_beam_search", "ignore_eos", "min_tokens"},
+        {"best_of", "use_beam_search", "min_tokens"},
     ),
     "vllm, template": (
         {
@@ -142,27 +142,16 @@ EXTRAS: dict[str, tuple[dict[str, Any], set[str]]] = {
             "max_tokens": -1,
             "timings_per_token": False,
         },
-        {
-            "cache_prompt",
-            "samplers",
-            "dynatemp_range",
-            "dynatemp_exponent",
-            "typical_p",
-            "xtc_probability",
-            "xtc_threshold",
-            "repeat_last_n",
-            "dry_multiplier",
-            "dry_base",
-            "dry_allowed_length",
-            "dry_penalty_last_n",
-            "timings_per_token",
-        },
+        {"timings_per_token"},
     ),
     "llama.cpp, a slot": ({"id_slot": -1, "n_predict": -1, "seed": -1, "n_probs": 0}, {"id_slot", "n_probs"}),
     "llama.cpp, older samplers": (
         {"mirostat": 0, "mirostat_tau": 5, "mirostat_eta": 0.1, "tfs_z": 1, "penalize_nl": False},
-        {"mirostat", "mirostat_tau", "mirostat_eta", "tfs_z", "penalize_nl"},
+        {"tfs_z", "penalize_nl"},
     ),
+    "llama.cpp, mirostat": ({"mirostat": 2}, set()),
+    "llama.cpp, no adapter": ({"lora": []}, set()),
+    "llama.cpp, samplers by name": ({"samplers": ["top_k", "temperature"], "min_keep": 1, "ignore_eos": False}, set()),
     "lm studio": ({"max_tokens": -1, "seed": -1, "repeat_penalty": 1.0, "ttl": 300, "stream": False}, {"ttl"}),
     "ollama's users": ({"keep_alive": -1, "num_predict": 30, "format": None}, {"keep_alive", "format"}),
     "openrouter": (
@@ -259,7 +248,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a tool's result": ({"messages": [*ASK, {"role": "tool", "content": "5", "tool_call_id": "a"}]}, "tool"),
     "tools and a choice": ({"tool_choice": "required", "tools": [{}]}, "tools: not supported here: no tools"),
     "Ollama's settings": ({"options": {"temperature": 200}}, "temperature: should be"),
-    "an adapter": ({"lora": [{"id": 0, "scale": 1}]}, "lora"),
     "no opening of the answer": ({"add_generation_prompt": False}, "add_generation_prompt"),
     "TGI's JSON": ({"response_format": {"type": "json", "value": {}}}, 'send {"type": "json_schema"'),
     "a schema under no known name": (
@@ -275,8 +263,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "nobody": ({"messages": []}, "nobody asks anything"),
     "a typo": ({"temprature": 0}, "did you mean 'temperature'"),
     "another template": ({"chat_template": "{{ messages }}"}, "chat_template"),
-    "mirostat": ({"mirostat": 2}, "mirostat"),
-    "answers that may not end": ({"ignore_eos": True}, "ignore_eos"),
     "too many answers": ({"n": 9}, "n: "),
     "a search of the web": ({"web_search_options": {}}, "web_search_options"),
     "a system text beside the messages": ({"system": "You are a pirate."}, "system"),
