@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import json
 import logging
-import secrets
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -54,7 +53,7 @@ async def _answer(models: Models, name: str, asked: Asked, body: dict[str, Any])
         await _check(served, body)
         yield {"type": "start", "prompt_tokens": len(prompt.ids), "forgotten": prompt.forgotten}
         defaults = {ALIASES.get(setting, setting): value for setting, value in served.defaults.items()}
-        body = {"seed": secrets.randbelow(2**31), **NEUTRAL, **defaults, **body}
+        body = {**NEUTRAL, **defaults, **body}
         body |= {"prompt": prompt.ids, "n_predict": prompt.limit, "return_tokens": True}
         make = _echoed if body.pop("echo", False) else _made
         async with aclosing(make(served, asked, prompt, body)) as made:

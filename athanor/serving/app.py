@@ -121,6 +121,7 @@ def build_app(
     `hosts`: names it answers to, () for any; `addresses`: and to numeric ones. `most_waiting`: answers under way."""
     # Who reaches it under another name may come through a proxy on this machine, which asks for many.
     limit = Limit(most_waiting, () if hosts == LOOPBACK else ("127.0.0.1", "::1"))
+    Connection.trusted = limit.trusted
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

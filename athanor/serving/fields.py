@@ -19,8 +19,9 @@ from athanor.base.errors import suggest
 from athanor.serving.requests import Refused
 
 HEADER = "X-Athanor-Ignored"
-MAX_NAMES, NAME_CHARS, TYPO_LIKENESS = 40, 100, 0.8
+MAX_FIELDS, MAX_NAMES, NAME_CHARS, TYPO_LIKENESS = 100, 40, 100, 0.8
 SCHEMA_BYTES, SCHEMA_DEPTH = 1 << 15, 32
+MAX_BIASES = 1024
 MAX_STATES = 2000  # of a pattern; llama.cpp's one loop takes minutes over a million
 RANDOM_SEED = 2**32 - 1  # to llama.cpp
 
@@ -105,7 +106,7 @@ FORM = '{"type": "json_schema", "json_schema": {"name": "answer", "schema": {...
 FORMAT_KEYS = {"type", "json_schema", "schema", "value", "name", "description", "strict"}
 # As json.dumps writes it: with free white space a small model goes on with it for ever.
 LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-REPEAT = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\{(\d+)(?:,(\d*))?\}|.", re.DOTALL)
+REPEAT = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]?|\{(\d+)(?:,(\d*))?\}|.", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,8 @@ def asked(body: Mapping[str, Any], route: Route) -> tuple[list[dict[str, Any]], 
     for name in BESIDE:
         if isinstance(body.get(name), dict):
             body = {**body[name], **{other: value for other, value in body.items() if other != name}}
+    if len(body) > MAX_FIELDS:
+        raise Refused(400, f"the body has {len(body):,} fields", f"send {MAX_FIELDS} at most")
     settings: dict[str, Any] = {}
     ignored = []
     order = [*ALIASES, "tools", *body]  # a client that has tools adds tool_choice by itself
@@ -242,12 +245,13 @@ def _biases(name: str, value: Any) -> list[list[Any]] | None:
     """OpenAI's object of ids, or llama.cpp's list of pairs; false is never."""
     pairs = list(value.items()) if isinstance(value, dict) else value
     try:
-        found = [[int(i), bias if bias is False else number(name, bias, False, -100, 100)] for i, bias in pairs]
+        ids = [int(i) for i, _ in pairs] if len(pairs) <= MAX_BIASES else [-1]
     except (TypeError, ValueError):
-        found = [[-1, 0]]
-    if len(found) > 1024 or any(not 0 <= i < 1 << 31 for i, _ in found):
-        raise wrong(name, 'at most 1,024 ids with a number each, as {"42": -100}')
-    return found or None
+        ids = [-1]
+    if not all(0 <= i < 1 << 31 for i in ids):
+        raise wrong(name, f'at most {MAX_BIASES:,} ids with a number each, as {{"42": -100}}')
+    biases = [bias if bias is False else number(name, bias, False, -100, 100) for _, bias in pairs]
+    return [[i, bias] for i, bias in zip(ids, biases, strict=True)] or None
 
 
 def _lora(name: str, value: Any) -> list[dict[str, Any]] | None:
@@ -290,9 +294,11 @@ def _format(route: Route, value: Any) -> dict[str, Any] | None:
 
 def followed(name: str, schema: Any) -> dict[str, Any] | None:
     """A schema with our layout, within the bounds that keep llama.cpp answering."""
-    closed = _closed(name, kind(name, schema, dict, "a schema, as an object"), SCHEMA_DEPTH)
-    text(name, json.dumps(closed, ensure_ascii=False), SCHEMA_BYTES)
-    return {**closed, "x-guidance": LAYOUT} if schema else None
+    try:
+        text(name, json.dumps(kind(name, schema, dict, "a schema, as an object"), ensure_ascii=False), SCHEMA_BYTES)
+    except RecursionError:
+        raise wrong(name, f"a schema of at most {SCHEMA_DEPTH} levels") from None
+    return {**_closed(name, schema, SCHEMA_DEPTH), "x-guidance": LAYOUT} if schema else None
 
 
 def _closed(name: str, part: Any, depth: int) -> Any:

@@ -129,7 +129,7 @@ def _prompts(body: Mapping[str, Any]) -> list[str | list[int]]:
     given = _required(body, "prompt")
     several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
     prompts = given if several else [given]
-    for prompt in prompts:
+    for prompt in prompts[: MAX_TEXTS + 1]:
         if not isinstance(prompt, list):
             text("prompt", prompt, MAX_CHARS)
         elif not all(type(each) is int and 0 <= each < 1 << 31 for each in prompt):

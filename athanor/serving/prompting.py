@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -57,6 +57,7 @@ async def laid_out(served: Served, asked: Asked, limit: int | None) -> Prompt:
 
 def _lay_out(served: Served, asked: Asked, limit: int, ask: Callable[..., Any]) -> Prompt:
     tokenizer, context = served.tokenizer, served.context_tokens
+    longest = 256 if tokenizer is None else int(tokenizer.token_bytes.max())
 
     def encode(text: str, begin: bool = False, symbols: bool = False) -> list[int]:
         if tokenizer is not None:
@@ -68,43 +69,37 @@ def _lay_out(served: Served, asked: Asked, limit: int, ask: Callable[..., Any]) 
             return prompt_ids(tokenizer, messages)
         return encode(ask("/apply-template", messages=[asdict(one) for one in messages])["prompt"], True, True)
 
-    def least(texts: Iterable[str]) -> int:
-        """Fewer tokens than the texts have: what is far too long is known to be before it is encoded."""
-        longest = int(tokenizer.token_bytes.max()) if tokenizer is not None else 256
-        return sum(map(len, texts)) // longest
+    def check(tokens: int) -> None:
+        if tokens >= context:
+            raise InputError(f"{TOO_LONG} {context} tokens, and the prompt has {tokens}", fix="shorten the prompt")
 
-    if asked and isinstance(asked[0], Message):
-        messages, begun = list(asked), ""  # type: ignore[arg-type]
-        if messages[-1].role == "assistant":
-            begun = messages.pop().content
-        reserved = max(1, min(limit, int(context * RESERVE_SHARE)))
-        if served.continues:
-            ids = encode("".join(message.content for message in messages[-1:]) + begun, True)
-            ids = [*ids[:1], *ids[1:][1 - context + reserved :]]  # the end of a long text
-            return Prompt(ids, min(limit, context - len(ids)))
-        begun_ids = encode(begun)
+    messages = [one for one in asked if isinstance(one, Message)]
+    if not messages:
+        if isinstance(asked, str):
+            check(len(asked) // longest)  # so many at least: what is far too long is not encoded
+        ids = encode(asked, True) if isinstance(asked, str) else [int(one) for one in asked]  # type: ignore[arg-type]
+        check(len(ids))
+        if not ids:
+            raise InputError("it is empty", where="prompt", fix="send a text, or ids")
+        if tokenizer is not None and max(ids) >= (most := tokenizer.vocab_size):
+            raise InputError(f"there is no token {max(ids)}", where="prompt", fix=f"ids are 0 to {most - 1}")
+        return Prompt(ids, min(limit, context - len(ids)))
+    begun = messages.pop().content if messages[-1].role == "assistant" else ""
+    last, reserved = messages[-1].content, max(1, min(limit, int(context * RESERVE_SHARE)))
+    if served.continues:
+        ids = encode((last + begun)[-context * longest :], True)
+        ids = [*ids[:1], *ids[1:][1 - context + reserved :]]  # the end of a long text
+        return Prompt(ids, min(limit, context - len(ids)))
+    check((len(last) + len(begun)) // longest)
+    begun_ids = encode(begun)
 
-        def size(candidate: list[Message]) -> int:
-            at_least = least(message.content for message in candidate) + len(begun_ids)
-            return at_least if at_least >= context else len(ids_of(candidate)) + len(begun_ids)
+    def size(candidate: list[Message]) -> int:
+        least = sum(len(message.content) for message in candidate) // longest
+        return least if least >= context else len(ids_of(candidate)) + len(begun_ids)
 
-        fitting, forgotten = fit(messages, size, context_tokens=context, reserve_tokens=reserved)
-        ids = ids_of(fitting) + begun_ids
-        return Prompt(ids, min(limit, context - len(ids)), forgotten)
-    if isinstance(asked, str):
-        ids = [0] * least([asked])
-        ids = ids if len(ids) >= context else encode(asked, True)
-    else:
-        ids = list(asked)  # type: ignore[arg-type]
-    if not ids:
-        raise InputError("it is empty", where="prompt", fix="send a text, or ids")
-    if len(ids) >= context:
-        raise InputError(f"{TOO_LONG} {context} tokens, and the prompt has {len(ids)}", fix="shorten the prompt")
-    if tokenizer is not None and max(ids) >= tokenizer.vocab_size:
-        raise InputError(
-            f"there is no token {max(ids)}", where="prompt", fix=f"ids are 0 to {tokenizer.vocab_size - 1}"
-        )
-    return Prompt(ids, min(limit, context - len(ids)))
+    fitting, forgotten = fit(messages, size, context_tokens=context, reserve_tokens=reserved)
+    ids = ids_of(fitting) + begun_ids
+    return Prompt(ids, min(limit, context - len(ids)), forgotten)
 
 
 def messages_of(name: str, rows: Any) -> list[Message]:
@@ -129,7 +124,7 @@ def _message(where: str, row: Any) -> Message:
         raise Refused(400, f"{where}: {what}")
     if name := next((name for name in ("tool_calls", "function_call", "audio") if row.get(name)), None):
         raise Refused(400, f"{where}: '{name}' is not supported here; leave the message out")
-    content = row.get("content") or "" if row.get("content") in (None, "") else row["content"]
+    content = "" if row.get("content") is None else row["content"]
     if isinstance(content, list):
         content = "".join(_part(f"{where}.content", part) for part in content)
     elif not isinstance(content, str):
