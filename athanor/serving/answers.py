@@ -7,7 +7,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from athanor.decoding.prompting import end_ids
 from athanor.serving.fields import ALIASES, SAMPLERS
 from athanor.serving.process import EngineDied
 from athanor.serving.prompting import Asked, Prompt, laid_out
-from athanor.serving.stream import Lost, Refused
+from athanor.serving.stream import Refused
 
 if TYPE_CHECKING:
     from athanor.serving.models import Models, Served
@@ -51,16 +51,19 @@ async def _answer(models: Models, name: str, asked: Asked, body: dict[str, Any])
         kind = "request"
         prompt = await laid_out(served, asked, body.pop("n_predict", None))
         await _check(served, body)
-        yield {"type": "start", "prompt_tokens": len(prompt.ids), "forgotten": prompt.forgotten}
+        start = {"type": "start", "prompt_tokens": len(prompt.ids), "forgotten": prompt.forgotten}
         defaults = {ALIASES.get(setting, setting): value for setting, value in served.defaults.items()}
         body = {**NEUTRAL, **defaults, **body}
         body |= {"prompt": prompt.ids, "n_predict": prompt.limit, "return_tokens": True}
         make = _echoed if body.pop("echo", False) else _made
         async with aclosing(make(served, asked, prompt, body)) as made:
             async for event in made:
+                if start:  # not before llama.cpp has taken it: until then a refusal can be a status
+                    yield start
+                    start = {}
                 yield event
     except AthanorError as error:
-        fails = isinstance(error, EngineDied | Lost) or getattr(error, "status", 400) >= 500
+        fails = isinstance(error, EngineDied) or getattr(error, "status", 400) >= 500
         yield {"type": "error", "kind": "model" if fails else kind, "message": str(error)}
     except Exception as error:  # whatever a model's part does, the others are answered
         logger.exception("an answer of %s failed", name)
@@ -112,36 +115,38 @@ async def _echoed(served: Served, asked: Asked, prompt: Prompt, body: Mapping[st
     made: Mapping[str, Any] = {"tokens": [], "content": "", "stop_type": "limit"}
     if prompt.limit:
         made = await served.engine.ask("/completion", body)
-    ids, rows = [*prompt.ids, *made["tokens"]], []
-    pieces: dict[int, bytes] = {}
-
-    async def piece(number: int) -> dict[str, Any]:
-        if number not in pieces and served.tokenizer is not None:
-            name = served.tokenizer.processor.id_to_piece(number)  # of a control symbol, which has no text
-            pieces[number] = served.tokenizer.decode_bytes([number]) or name.encode()
-        elif number not in pieces:
-            pieces[number] = (await served.engine.ask("/detokenize", {"tokens": [number]}))["content"].encode()
-        data = pieces[number]
-        try:
-            return {"token": data.decode(), "bytes": list(data)}
-        except UnicodeDecodeError:
-            return {"token": "bytes:" + "".join(f"\\x{byte:02x}" for byte in data), "bytes": list(data)}
-
-    if (top := body.get("n_probs")) is not None:
-        rows = [{**await piece(ids[0]), "logprob": None, "top_logprobs": []}]
-        for number, value, likeliest in await served.engine.score(ids, top):
-            tops = [{**await piece(each), "logprob": round(logprob, 6)} for each, logprob in likeliest]
-            rows.append({**await piece(number), "logprob": round(value, 6), "top_logprobs": tops})
-    if isinstance(asked, str):
-        text = asked
-    elif served.tokenizer is not None:
-        text = served.tokenizer.decode(prompt.ids)
-    else:
-        text = (await served.engine.ask("/detokenize", {"tokens": prompt.ids}))["content"]
-    tokens = len(made["tokens"])
+    ids, top = [*prompt.ids, *made["tokens"]], body.get("n_probs")
+    rows: list[Any] = []
+    if top is not None:
+        scored = [(ids[0], None, []), *await served.engine.score(ids, top)]
+        pieces = await _pieces(served, {each for number, _, tops in scored for each in (number, *dict(tops))})
+        rows = [
+            {**pieces[number], "logprob": value, "top_logprobs": [{**pieces[i], "logprob": each} for i, each in tops]}
+            for number, value, tops in scored
+        ]
+    text = asked if isinstance(asked, str) else await _text(served, prompt.ids)
+    tokens, reason = len(made["tokens"]), "length" if made["stop_type"] == "limit" else "stop"
     yield {"type": "text", "text": text + made["content"], "tokens": tokens, "logprobs": rows}
-    reason = "length" if made["stop_type"] == "limit" else "stop"
     yield {"type": "end", "reason": reason, "tokens": tokens, "seconds": round(time.monotonic() - started, 3)}
+
+
+async def _text(served: Served, ids: Sequence[int]) -> str:
+    if served.tokenizer is not None:
+        return served.tokenizer.decode(ids)
+    return str((await served.engine.ask("/detokenize", {"tokens": ids}))["content"])
+
+
+async def _pieces(served: Served, ids: Collection[int]) -> dict[int, dict[str, Any]]:
+    """Text and bytes of each token; of a control symbol, which has none, its name."""
+    found = {}
+    for number in ids:
+        if served.tokenizer is None:
+            data = (await _text(served, [number])).encode()
+        else:
+            name = served.tokenizer.processor.id_to_piece(number)
+            data = served.tokenizer.decode_bytes([number]) or name.encode()
+        found[number] = {"token": data.decode(errors="backslashreplace"), "bytes": list(data)}
+    return found
 
 
 async def _check(served: Served, body: Mapping[str, Any]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import Request
@@ -87,7 +88,8 @@ def openai_routes(models: Models, limit: Limit) -> list[Route]:
         sources = [events(models, name, prompt, each | more) for prompt in prompts for each in settings]
         release = limit.begin(request, len(sources))
         shaped = shape(name, bool(options.get("include_usage")), "n_probs" in settings[0])
-        answers = _Answers(merged(sources), len(sources), len(settings), route, shaped, release)
+        parts = [shapes.Part() for _ in sources]
+        answers = _Answers(merged(sources), parts, len(settings), route, shaped, release)
         streaming = False
         gone = asyncio.create_task(_disconnected(request))
         try:
@@ -137,26 +139,27 @@ def _prompts(body: Mapping[str, Any]) -> list[str | list[int]]:
     return prompts
 
 
+@dataclass
 class _Answers:
-    """The answers to one request. `start` waits for the model to begin, so that a failure can still be a status."""
+    """The answers to one request: `parts`, of which `each` have the same prompt."""
 
-    def __init__(
-        self, source: Any, count: int, each: int, route: fields.Route, shape: shapes.Chat, release: Callable[[], None]
-    ) -> None:
-        self.events, self.each, self.route, self.shape, self.release = source, each, route, shape, release
-        self.parts = [shapes.Part() for _ in range(count)]
-        self.prompts: dict[int, Event] = {}  # the event "start" of each answer
+    events: AsyncGenerator[tuple[int, Event]]
+    parts: list[shapes.Part]
+    each: int
+    route: fields.Route
+    shape: shapes.Chat
+    release: Callable[[], None]
+    prompts: dict[int, Event] = field(default_factory=dict)  # the event "start" of each answer
 
     async def start(self) -> None:
+        """Wait for the first answer to begin, so that a failure can still be a status."""
         async for index, event in self.events:
-            self._raise_on_error(event)
             self._take(index, event)
             if event["type"] == "start":
                 return
 
     async def whole(self) -> dict[str, Any]:
         async for index, event in self.events:
-            self._raise_on_error(event)
             self._take(index, event)
         return self.shape.whole(self.parts, self._count(range(len(self.parts))))
 
@@ -165,12 +168,12 @@ class _Answers:
         shape, everyone = self.shape, range(len(self.parts))
         yield "".join(map(shape.begin, everyone))
         async for index, event in self.events:
+            if event["type"] == "error":  # too late for a status
+                yield shape.error(self._failure(event)[1])
+                return
             self._take(index, event)
             if event["type"] == "text":
                 yield shape.text(index, event)
-            elif event["type"] == "error":  # too late for a status
-                yield shape.error(self._failure(event)[1])
-                return
             elif event["type"] == "end":
                 yield shape.end(index, event, self._count([index]))
         yield shape.last(self.parts, self._count(everyone))
@@ -190,12 +193,10 @@ class _Answers:
             return status, fault(status, f"{self.route.question}: {message}", "context_length_exceeded")
         return status, fault(status, message)
 
-    def _raise_on_error(self, event: Event) -> None:
+    def _take(self, index: int, event: Event) -> None:
         if event["type"] == "error":
             status, error = self._failure(event)
             raise Refused(status, error["message"], code=error["code"])
-
-    def _take(self, index: int, event: Event) -> None:
         part = self.parts[index]
         part.logprobs += event.get("logprobs", ())
         part.text += event.get("text", "")
