@@ -1,4 +1,4 @@
-"""Answers as events, the same for OpenAI's routes and for the page (docs/serving.md): loading, start, text, end, error."""
+"""Answers as events, for OpenAI's routes and for the page (docs/serving.md): loading, start, text, end, error."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def build_app(
         return problem(getattr(error, "status", 400), str(error), getattr(error, "code", None))
 
     async def http_error(request: Request, error: Exception) -> Response:
-        status, detail = (error.status_code, error.detail) if isinstance(error, HTTPException) else (500, str(error))
+        status, detail = error.status_code, error.detail  # type: ignore[attr-defined]
         hint = "; OpenAI's protocol is under /v1" if status == 404 else ""
         return problem(status, f"{request.method} {request.url.path}: {detail}{hint}")
 

@@ -1,7 +1,7 @@
 """Replies of OpenAI's protocol, whole and as the lines of a stream.
 
-A stream asks a shape for `begin` of each answer, `text` and `end` of them as they come, then `last`; or for `error`, after
-which nothing follows.
+A stream asks a shape for `begin` of each answer, `text` and `end` of them as they come, then `last`; or for `error`,
+after which nothing follows.
 """
 
 from __future__ import annotations

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from athanor.text.conversations import Message
 from athanor.tokenizer.chat import prompt_ids
-from tests.serving.client_requests import ASK, EXTRAS, HISTORIES, REFUSED
 from tests.serving.fake_models import FakeModels, Running, parrot_job, said
 from tests.serving.parrot import CODE, LONG, MARKDOWN, PLAIN, SYSTEM, WHO
 
 pytest.importorskip("xllamacpp")
+# Requests as clients send them, recorded from their code or from what goes over the wire. The words and answers in them
+# are the parrot's.
+RECORDED = json.loads((Path(__file__).parent / "client_requests.json").read_text(encoding="utf-8"))
+ASK = [{"role": "user", "content": PLAIN[0]}]
 COMPLETIONS, RESPONSES = "/v1/completions", "/v1/responses"
 SCHEMA = {
     "type": "object",
@@ -60,30 +64,25 @@ def user(text):
 # -- recorded requests ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", EXTRAS)
+@pytest.mark.parametrize("name", RECORDED["fields"])
 def test_fields_that_ask_for_nothing_change_nothing_and_are_named(server, name):
-    body, ignored = EXTRAS[name]
-    status, names, reply = server.ask({"messages": ASK, **body})
-    assert (status, said(reply)) == (200, PLAIN[1])
-    assert names == ignored
+    recorded = RECORDED["fields"][name]
+    status, names, reply = server.ask({"messages": ASK, **recorded["body"]})
+    assert (status, said(reply), sorted(names)) == (200, PLAIN[1], recorded["ignored"])
 
 
-@pytest.mark.parametrize("name", HISTORIES)
+@pytest.mark.parametrize("name", RECORDED["histories"])
 def test_a_history_as_clients_keep_it_is_answered(server, name):
-    messages, answer, ignored = HISTORIES[name]
-    status, names, reply = server.ask({"messages": messages, "max_tokens": 60})
-    assert (status, names) == (200, ignored)
-    assert answer in ("", said(reply))
+    recorded = RECORDED["histories"][name]
+    status, names, reply = server.ask({"messages": recorded["messages"], "max_tokens": 60})
+    assert (status, sorted(names)) == (200, recorded["ignored"])
+    assert recorded["answer"] in ("", said(reply))
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", RECORDED["refused"])
 def test_what_would_be_another_answer_is_refused_in_one_clear_line(server, name):
-    body, word = REFUSED[name]
-    assert word in refused(server, **body)["message"]
-
-
-def test_there_are_sixty_of_them():
-    assert len(EXTRAS) + len(HISTORIES) + len(REFUSED) >= 62
+    recorded = RECORDED["refused"][name]
+    assert recorded["word"] in refused(server, **recorded["body"])["message"]
 
 
 # -- answers -------------------------------------------------------------------------------------------------------
