@@ -272,13 +272,10 @@ def _grammar(name: str, value: Any) -> str | None:
 def _format(route: Route, value: Any) -> dict[str, Any] | None:
     """The schema of a response_format: llama.cpp's and Hugging Face's forms, too."""
     if value is not None and route is RESPONSE:
-        value = kind("text", value, dict, "an object").get("format")
+        value = _known("text", value, {"format", "verbosity"}).get("format")
     if value is None:
         return None
-    form = f"send {FORM}"
-    if odd := set(kind(route.json, value, dict, "an object")) - FORMAT_KEYS:
-        raise Refused(400, f"{route.json}.{min(odd)[:NAME_CHARS]}: unknown option; {form}")
-    nested, asked_kind = value.get("json_schema"), value.get("type")
+    nested, asked_kind = _known(route.json, value, FORMAT_KEYS).get("json_schema"), value.get("type")
     given = [nested.get("schema") if isinstance(nested, dict) else nested, value.get("schema"), value.get("value")]
     schema = next((each for each in given if each is not None), None)
     if asked_kind == "text" and schema is None:
@@ -286,10 +283,15 @@ def _format(route: Route, value: Any) -> dict[str, Any] | None:
     if asked_kind == "json_object" and not schema:
         schema = {"type": "object"}
     if asked_kind not in ("json_object", "json_schema") or not isinstance(schema, dict):
-        raise Refused(
-            400, f"{route.json}: '{str(asked_kind)[:50]}' with {'no' if schema is None else 'such a'} schema; {form}"
-        )
+        what = f"'{str(asked_kind)[:50]}' with {'no' if schema is None else 'such a'} schema"
+        raise Refused(400, f"{route.json}: {what}; send {FORM}")
     return followed(route.json, schema)
+
+
+def _known(name: str, value: Any, keys: set[str]) -> dict[str, Any]:
+    if odd := set(kind(name, value, dict, "an object")) - keys:
+        raise Refused(400, f"{name}.{min(odd)[:NAME_CHARS]}: unknown option; send {FORM}")
+    return dict(value)
 
 
 def followed(name: str, schema: Any) -> dict[str, Any] | None:
