@@ -150,11 +150,14 @@ async def _pieces(served: Served, ids: Collection[int]) -> dict[int, dict[str, A
 
 
 async def _check(served: Served, body: Mapping[str, Any]) -> None:
-    """InputError for what llama.cpp would pass over: a bias for no token, a schema that it cannot compile."""
+    """InputError for what llama.cpp would pass over: a bias for no token, no such adapter, a schema beyond it."""
     tokenizer, engine = served.tokenizer, served.engine
     for number, _ in body.get("logit_bias", ()):
         if tokenizer is not None and number >= tokenizer.vocab_size:
             raise InputError(f"there is no token {number}", where="logit_bias")
+    for adapter in body.get("lora", ()):
+        if adapter["id"] >= (count := len(engine.job.lora)):
+            raise InputError(f"there is no adapter {adapter['id']}: the model has {count}", where="lora")
     if (schema := body.get("json_schema")) is None:
         return
     digest = hashlib.sha256(json.dumps(schema, sort_keys=True).encode()).hexdigest()

@@ -25,7 +25,7 @@ MAX_BIASES = 1024
 MAX_STATES = 2000  # of a pattern; llama.cpp's one loop takes minutes over a million
 RANDOM_SEED = 2**32 - 1  # to llama.cpp
 
-# Numbers: name, kind, least, most. -1 leaves a setting to the model where it is below the least.
+# Numbers: name, kind, least, most. A whole number of -1 leaves a setting to the model where it is below the least.
 NUMBERS = """
 n_predict          whole  0    10000000
 t_max_predict_ms   whole  1    3600000
@@ -41,13 +41,13 @@ xtc_probability    number 0    1
 xtc_threshold      number 0    1
 min_keep           whole  0    1000
 repeat_penalty     number 0.01 100
-repeat_last_n      whole  -1   100000
+repeat_last_n      whole  0    100000
 presence_penalty   number -2   2
 frequency_penalty  number -2   2
 dry_multiplier     number 0    100
 dry_base           number 0    100
 dry_allowed_length whole  0    100000
-dry_penalty_last_n whole  -1   100000
+dry_penalty_last_n whole  0    100000
 mirostat           whole  0    2
 mirostat_tau       number 0    100
 mirostat_eta       number 0    1
@@ -71,7 +71,7 @@ BESIDE = ("options", "extra_body")  # of Ollama, and of OpenAI's Python client: 
 # Fields that would change an answer and are not supported. First those that ask for nothing when they are false, 0 or
 # empty; then others, with such values.
 REFUSED = """
-    tools functions audio prediction web_search_options suffix previous_response_id conversation background
+    tools functions audio prediction suffix previous_response_id conversation background
     prompt echo instructions response_format text n_probs
     use_beam_search early_stopping min_tokens stop_token_ids bad_words include_stop_str_in_output prompt_logprobs
     allowed_token_ids logits_processors documents chat_template guided_json guided_regex guided_choice guided_grammar
@@ -81,6 +81,7 @@ OFF: dict[str, list[Any]] = {
     "tool_choice": ["none", "auto"],
     "function_call": ["none", "auto"],
     "modalities": [["text"]],
+    "web_search_options": [],
     "response_format": [{"type": "text"}],
     "text": [{}, {"format": {"type": "text"}}],
     "best_of": [1],
@@ -208,7 +209,7 @@ def number(name: str, value: Any, whole: bool, least: float, most: float) -> Any
     """The number; None for -1 where that is below the least, as servers write "as you like"."""
     if isinstance(value, bool) or not isinstance(value, int | float) or (whole and value != value // 1):
         raise wrong(name, "a whole number" if whole else "a number")
-    if value == -1 < least:
+    if whole and value == -1 < least:
         return None
     if not least <= value <= most:
         raise wrong(name, f"{least:,} to {most:,}")

@@ -22,7 +22,7 @@ MAX_BODY_BYTES = 1 << 20  # the longest text with every character escaped would 
 BODY_SECONDS = 30.0
 SHARE = 4  # one address may hold a quarter of what may be under way
 CODES = {401: "invalid_api_key", 405: "method_not_supported", 429: "rate_limit_exceeded"}
-PARAM = re.compile(r"([a-z_]+(\.\w+)*): ")  # a message about a field begins with its name
+PARAM = re.compile(r"(?!llama\.cpp)([a-z_]+(\.\w+)*): ")  # a message about a field begins with its name
 
 
 class Refused(AthanorError):
