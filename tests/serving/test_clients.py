@@ -121,6 +121,7 @@ TASK = {
     "dataset_path": "json",
     "test_split": "test",
     "doc_to_text": "{{question}}",
+    "target_delimiter": "",
     "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
 }
 GENERATE = {
@@ -140,21 +141,18 @@ CHOOSE = {
 def test_lm_eval(address, parrot_dir, tmp_path, kind):
     pytest.importorskip("lm_eval")
     pytest.importorskip("tenacity")  # of lm_eval[api]
-    pairs = (PLAIN, WHO)
-    rows = [{"question": ask, "answer": f" {answer}", "wrong": " zebra zebra zebra zebra"} for ask, answer in pairs]
-    if kind == "chat":
-        rows = [{"question": ask, "answer": answer} for ask, answer in pairs]
+    rows = [{"question": ask, "answer": answer, "wrong": "3 + 4 = 8."} for ask, answer in (PLAIN, WHO)]
     (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     files = {"data_files": {"test": str(tmp_path / "questions.jsonl")}}
     task = TASK | (GENERATE if kind == "chat" else CHOOSE) | {"task": "parrot", "dataset_kwargs": files}
     (tmp_path / "parrot.yaml").write_text(json.dumps(task))  # JSON is YAML
     if kind == "chat":
         where = f"base_url={address}/chat/completions,tokenized_requests=False"
-        words = ["--model", "local-chat-completions", "--apply_chat_template"]
+        words = ["--model", "local-chat-completions"]
     else:
         where = f"base_url={address}/completions,tokenizer_backend=huggingface,tokenizer={parrot_dir}"
         words = ["--model", "local-completions"]
-    words += ["--model_args", f"model=parrot,{where}", "--tasks", "parrot"]
+    words += ["--model_args", f"model=parrot,{where}", "--tasks", "parrot", "--apply_chat_template"]
     words += ["--include_path", str(tmp_path), "--output_path", str(tmp_path / "out")]
     env = {**os.environ, "HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
