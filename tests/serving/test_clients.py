@@ -131,7 +131,7 @@ GENERATE = {
 }
 CHOOSE = {
     "output_type": "multiple_choice",
-    "doc_to_choice": ["{{answer}}", "{{wrong}}"],
+    "doc_to_choice": "{{[answer, wrong]}}",
     "doc_to_target": 0,
     "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
 }
