@@ -182,9 +182,8 @@ class Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self._stalled: dict[
-            Any, tuple[int, float]
-        ] = {}  # connection -> unsent bytes, and since when they have not shrunk
+        # Connection -> unsent bytes, and since when they have not shrunk.
+        self._stalled: dict[Any, tuple[int, float]] = {}
 
     async def on_tick(self, counter: int) -> bool:
         if counter % 10 == 0:  # each second

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from athanor.base.errors import suggest
-from athanor.serving.requests import Refused
+from athanor.serving.requests import Refused, flag, kind, number, text, texts, wrong
 
 HEADER = "X-Athanor-Ignored"
 MAX_FIELDS, MAX_NAMES, NAME_CHARS, TYPO_LIKENESS = 100, 40, 100, 0.8
@@ -105,7 +105,7 @@ PASSED_OVER = """
 """.split()
 FORM = '{"type": "json_schema", "json_schema": {"name": "answer", "schema": {...}}}'
 FORMAT_KEYS = {"type", "json_schema", "schema", "value", "name", "description", "strict"}
-# As json.dumps writes it: with free white space a small model goes on with it for ever.
+# As json.dumps writes it: with free white space a small model never ends.
 LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 REPEAT = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]?|\{(\d+)(?:,(\d*))?\}|.", re.DOTALL)
 
@@ -191,50 +191,6 @@ def _check_unsupported(name: str, body: Mapping[str, Any], route: Route) -> None
 # -- values --------------------------------------------------------------------------------------------------------
 
 
-def wrong(name: str, should: str) -> Refused:
-    return Refused(400, f"{name}: should be {should}")
-
-
-def kind(name: str, value: Any, kinds: Any, should: str) -> Any:
-    if not isinstance(value, kinds):
-        raise wrong(name, should)
-    return value
-
-
-def flag(name: str, value: Any) -> bool:
-    return bool(kind(name, value, bool, "true or false"))
-
-
-def number(name: str, value: Any, whole: bool, least: float, most: float) -> Any:
-    """The number; None for -1 where that is below the least, as servers write "as you like"."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or (whole and value != value // 1):
-        raise wrong(name, "a whole number" if whole else "a number")
-    if whole and value == -1 < least:
-        return None
-    if not least <= value <= most:
-        raise wrong(name, f"{least:,} to {most:,}")
-    return int(value) if whole else round(float(value), 6)  # llama.cpp divides by a temperature of 1e-40
-
-
-def text(name: str, value: Any, most: int) -> str:
-    """The value, if it is a text that UTF-8 can hold."""
-    if len(kind(name, value, str, "a text")) > most:
-        raise wrong(name, f"at most {most:,} characters")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise wrong(name, "text without half characters (lone surrogates)") from None
-    return str(value)
-
-
-def texts(name: str, value: Any, count: int, most: int) -> list[str] | None:
-    """A text or a list of them, without empty ones; None for none."""
-    values = value if isinstance(value, list) else [value]
-    if len(values) > count:
-        raise wrong(name, f"at most {count} texts")
-    return [each for each in values if text(name, each, most)] or None
-
-
 def _samplers(name: str, value: Any) -> list[str] | None:
     names = texts(name, value, 30, 40)
     if not set(SAMPLERS).issuperset(names or ()):
@@ -307,7 +263,7 @@ def followed(name: str, schema: Any) -> dict[str, Any] | None:
 def _closed(name: str, part: Any, depth: int) -> Any:
     """The schema, where objects with named properties have no others unless it says so.
 
-    A small model would go on with names of its own for ever.
+    A small model would make names of its own without end.
     """
     if not depth:
         raise wrong(name, f"a schema of at most {SCHEMA_DEPTH} levels")

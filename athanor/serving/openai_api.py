@@ -15,10 +15,10 @@ from athanor.decoding.prompting import TOO_LONG
 from athanor.serving import fields, shapes
 from athanor.serving.about import SHAPE
 from athanor.serving.answers import Event, events, merged
-from athanor.serving.fields import asked, flag, header, kind, text, wrong
+from athanor.serving.fields import asked, header
 from athanor.serving.models import Models
 from athanor.serving.prompting import MAX_CHARS, Asked, conversation, messages_of
-from athanor.serving.requests import EventStream, Limit, Refused, fault, read
+from athanor.serving.requests import EventStream, Limit, Refused, fault, flag, kind, read, text, wrong
 from athanor.text.conversations import Message
 
 MAX_TEXTS = 128  # answers of one request to /v1/completions

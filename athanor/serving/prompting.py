@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from athanor.base.errors import InputError
 from athanor.decoding.prompting import TOO_LONG, fit
-from athanor.serving.fields import text, wrong
-from athanor.serving.requests import Refused
+from athanor.serving.requests import Refused, text, wrong
 from athanor.text.conversations import Message
 from athanor.tokenizer.chat import prompt_ids
 

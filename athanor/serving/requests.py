@@ -115,3 +115,50 @@ async def read(request: Request) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise Refused(400, "the body should be an object")
     return body
+
+
+# -- values of fields ----------------------------------------------------------------------------------------------
+
+
+def wrong(name: str, should: str) -> Refused:
+    return Refused(400, f"{name}: should be {should}")
+
+
+def kind(name: str, value: Any, kinds: Any, should: str) -> Any:
+    if not isinstance(value, kinds):
+        raise wrong(name, should)
+    return value
+
+
+def flag(name: str, value: Any) -> bool:
+    return bool(kind(name, value, bool, "true or false"))
+
+
+def number(name: str, value: Any, whole: bool, least: float, most: float) -> Any:
+    """The number; None for -1 where that is below the least, as servers write "as you like"."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or (whole and value != value // 1):
+        raise wrong(name, "a whole number" if whole else "a number")
+    if whole and value == -1 < least:
+        return None
+    if not least <= value <= most:
+        raise wrong(name, f"{least:,} to {most:,}")
+    return int(value) if whole else round(float(value), 6)  # llama.cpp divides by a temperature of 1e-40
+
+
+def text(name: str, value: Any, most: int) -> str:
+    """The value, if it is a text that UTF-8 can hold."""
+    if len(kind(name, value, str, "a text")) > most:
+        raise wrong(name, f"at most {most:,} characters")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise wrong(name, "text without half characters (lone surrogates)") from None
+    return str(value)
+
+
+def texts(name: str, value: Any, count: int, most: int) -> list[str] | None:
+    """A text or a list of them, without empty ones; None for none."""
+    values = value if isinstance(value, list) else [value]
+    if len(values) > count:
+        raise wrong(name, f"at most {count} texts")
+    return [each for each in values if text(name, each, most)] or None

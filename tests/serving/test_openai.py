@@ -147,11 +147,11 @@ def test_settings_reach_the_model(server, parrot):
     for bias in ({str(first): -100}, [[first, False]]):
         assert said(ask(server, logit_bias=bias, max_tokens=1)) == plain["top_logprobs"][1]["token"]
     pushed = parrot[1].encode(" parrot")[0]
-    told = [
+    answers = [
         said(ask(server, logit_bias={str(pushed): 40}, max_tokens=30, **more))
         for more in ({}, {"frequency_penalty": 2}, {"repeat_penalty": 100}, {"repetition_penalty": 100})
     ]
-    assert told[0] == " parrot" * 30 and told[1] != told[0] != told[2] == told[3]
+    assert answers[0] == " parrot" * 30 and answers[1] != answers[0] != answers[2] == answers[3]
     assert said(ask(server, grammar='root ::= "yes" | "no"')) in ("yes", "no")
 
 
