@@ -117,6 +117,21 @@ class Running:
         except urllib.error.HTTPError as error:
             return error.code, set(), json.loads(error.read())
 
+    def raw(self, body: Any, path: str = "/v1/chat/completions") -> bytes:
+        """A request as bytes, for `connect`."""
+        data = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nContent-Type: application/json\r\n"
+        return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
+
+    def connect(self, source: str = "127.0.0.1", receive_bytes: int = 0) -> socket.socket:
+        client = socket.socket()
+        client.settimeout(PATIENCE)
+        if receive_bytes:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        client.bind((source, 0))
+        client.connect(("127.0.0.1", self.port))
+        return client
+
 
 def said(reply: Any) -> str:
     if isinstance(reply, dict):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import select
+import signal
 import socket
 import time
 from urllib.parse import quote
@@ -58,23 +60,7 @@ def answered(server) -> bool:
     return said(server.ask({"model": "parrot", "messages": QUESTION})[2]) == PLAIN[1]
 
 
-def raw(server, body) -> bytes:
-    data = json.dumps(body).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nContent-Type: application/json\r\n"
-    return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
-
-
 LONG = {"model": "endless", "messages": QUESTION, "max_tokens": 28_000, "stream": True}
-
-
-def connect(server, source="127.0.0.1", receive_bytes=0) -> socket.socket:
-    client = socket.socket()
-    client.settimeout(PATIENCE)
-    if receive_bytes:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-    client.bind((source, 0))
-    client.connect(("127.0.0.1", server.port))
-    return client
 
 
 def closed(client) -> bool:
@@ -96,7 +82,7 @@ def meanwhile(server, busy) -> None:
 
 def test_an_address_has_no_more_than_its_connections(server):
     with contextlib.ExitStack() as stack:
-        many = [stack.enter_context(connect(server, "127.0.0.2")) for _ in range(MOST_CONNECTIONS + 5)]
+        many = [stack.enter_context(server.connect("127.0.0.2")) for _ in range(MOST_CONNECTIONS + 5)]
         assert all(closed(client) for client in many[MOST_CONNECTIONS:])
         assert answered(server)
 
@@ -105,11 +91,11 @@ def test_an_address_has_no_more_than_its_connections(server):
 def test_an_address_has_no_more_than_a_share_of_the_answers(server):
     with contextlib.ExitStack() as stack:
         for _ in range(2):
-            client = stack.enter_context(connect(server, "127.0.0.2"))
-            client.sendall(raw(server, LONG))
+            client = stack.enter_context(server.connect("127.0.0.2"))
+            client.sendall(server.raw(LONG))
             assert client.recv(4096)
-        third = stack.enter_context(connect(server, "127.0.0.2"))
-        third.sendall(raw(server, LONG))
+        third = stack.enter_context(server.connect("127.0.0.2"))
+        third.sendall(server.raw(LONG))
         assert b" 429 " in third.recv(4096).splitlines()[0]
         assert answered(server)
         assert server.ask({"prompt": ["a"] * 9, "max_tokens": 1}, "/v1/completions")[0] == 429
@@ -119,26 +105,37 @@ def test_an_address_has_no_more_than_a_share_of_the_answers(server):
 def test_a_reader_that_takes_nothing_loses_its_connection(server, monkeypatch):
     monkeypatch.setattr(application, "SEND_SECONDS", 1.0)
     server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
-    with connect(server, receive_bytes=1024) as stalled:
-        stalled.sendall(raw(server, LONG))
+    with server.connect(receive_bytes=1024) as stalled:
+        stalled.sendall(server.raw(LONG))
         assert stalled.recv(1)
         port = stalled.getsockname()[1]
         meanwhile(server, lambda: port in [one.client[1] for one in list(server.server.server_state.connections)])
 
 
 def test_clients_that_stall_or_leave_hold_nobody_up(server):
-    whole = raw(server, LONG)
+    whole = server.raw(LONG)
     with contextlib.ExitStack() as stack:
         for part in (b"", whole[:20], whole[: whole.index(b"\r\n\r\n") + 4], whole[:-5]):
             for _ in range(10):
-                stack.enter_context(connect(server)).sendall(part)
+                stack.enter_context(server.connect()).sendall(part)
         assert answered(server)
     for stream in (True, False):
-        with connect(server) as client:
-            client.sendall(raw(server, {**LONG, "stream": stream}))
+        with server.connect() as client:
+            client.sendall(server.raw({**LONG, "stream": stream}))
             if stream:
                 assert client.recv(4096)
     meanwhile(server, lambda: server.models.all["endless"].engine.under_way)
+
+
+def test_an_engine_killed_in_a_stream_is_an_error_there_and_the_next_answer_is_made(server):
+    with server.connect() as client:
+        client.sendall(server.raw(LONG))
+        received = client.recv(4096)
+        os.kill(server.models.all["endless"].engine.pid, signal.SIGKILL)
+        while b'"error"' not in received:
+            received += client.recv(1 << 16)
+    assert b"ask again" in received and b"server_error" in received and b"[DONE]" not in received
+    assert server.ask({**LONG, "stream": False, "max_tokens": 2})[0] == 200
 
 
 @pytest.mark.parametrize("pattern", ["^(a{1000}){1000}$", "^((((a{9}){9}){9}){9}){9}$", "(a{99999999999999999999})"])
