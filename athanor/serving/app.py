@@ -9,25 +9,27 @@ import ipaddress
 import logging
 import re
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI, Request, Response
-from fastapi.responses import FileResponse
-from fastapi.staticfiles import StaticFiles
+from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
 from starlette.types import Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from athanor.base.errors import AthanorError
 from athanor.serving.models import Models
-from athanor.serving.openai_api import openai_router
-from athanor.serving.page_api import page_router
+from athanor.serving.openai_api import openai_routes
 from athanor.serving.requests import Limit, problem
-from athanor.serving.retraining import Retraining
-from athanor.serving.store import Store
 
 logger = logging.getLogger(__name__)
 PAGE = Path(__file__).parent / "page"
@@ -108,68 +110,80 @@ def _is_address(name: str) -> bool:
 
 def build_app(
     models: Models,
-    store: Store,
+    page: Callable[[Limit], Sequence[BaseRoute]],
     *,
     key: str = "",
     hosts: tuple[str, ...] = LOOPBACK,
     addresses: bool = False,
     most_waiting: int = 256,
-    version: str = "",
-    retraining: Retraining | None = None,
-) -> FastAPI:
-    """The application. `key`: asked of every route but the page's files. `hosts`: names it answers to, () for any;
-    `addresses`: and to numeric ones. `most_waiting`: requests for answers under way."""
-    limit = Limit(most_waiting)
+) -> Starlette:
+    """The application. `page`: the page's own routes, under /api. `key`: asked for on every route but the page's files.
+    `hosts`: names it answers to, () for any; `addresses`: and to numeric ones. `most_waiting`: answers under way."""
+    # Who reaches it under another name may come through a proxy on this machine, which asks for many.
+    limit = Limit(most_waiting, () if hosts == LOOPBACK else ("127.0.0.1", "::1"))
+    Connection.trusted = limit.trusted
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
         await models.close()
 
-    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)  # their pages load from a CDN
-    app.include_router(openai_router(models, limit))
-    app.include_router(page_router(store, models, limit, version=version, retraining=retraining))
+    async def health(request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
 
-    @app.get("/health")
-    async def health() -> dict[str, Any]:
-        return {"status": "ok"}
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
+    async def metrics(request: Request) -> Response:
         return Response(models.metrics.text(models.memory()), media_type="text/plain; version=0.0.4")
 
-    @app.get("/")
-    async def index() -> Response:
+    async def index(request: Request) -> Response:
         return FileResponse(PAGE / "index.html", headers={"Cache-Control": "no-cache"})
 
-    app.mount("/page", StaticFiles(directory=PAGE))
+    async def refused(request: Request, error: Exception) -> Response:
+        return problem(getattr(error, "status", 400), str(error), getattr(error, "code", None))
 
-    @app.exception_handler(HTTPException)
-    async def http_error(request: Request, error: HTTPException) -> Response:
-        hint = "; OpenAI's protocol is under /v1" if error.status_code == 404 else ""
-        return problem(error.status_code, f"{request.method} {request.url.path}: {error.detail}{hint}")
+    async def http_error(request: Request, error: Exception) -> Response:
+        status, detail = error.status_code, error.detail  # type: ignore[attr-defined]
+        hint = "; OpenAI's protocol is under /v1" if status == 404 else ""
+        return problem(status, f"{request.method} {request.url.path}: {detail}{hint}")
 
-    @app.exception_handler(Exception)
     async def internal_error(request: Request, error: Exception) -> Response:
         return problem(500, f"{type(error).__name__}; the server's log has more")
 
-    app.add_middleware(AccessMiddleware, key=key, hosts=hosts, addresses=addresses)
-    return app
+    own = {"/health": health, "/metrics": metrics, "/": index}
+    routes = [*openai_routes(models, limit), *page(limit), *(Route(path, route) for path, route in own.items())]
+    return Starlette(
+        routes=[*routes, Mount("/page", StaticFiles(directory=PAGE))],
+        lifespan=lifespan,
+        middleware=[Middleware(AccessMiddleware, key=key, hosts=hosts, addresses=addresses)],
+        exception_handlers={AthanorError: refused, HTTPException: http_error, Exception: internal_error},
+    )
+
+
+class Connection(H11Protocol):
+    """A client's connection; one more than an address may have is closed at once. `trusted` as in Limit."""
+
+    trusted: Collection[str] = ()
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        address = self.client[0] if self.client else ""
+        others = sum(getattr(one, "client", None) is not None and one.client[0] == address for one in self.connections)
+        if others > MOST_CONNECTIONS and address not in self.trusted:
+            transport.abort()
 
 
 GRACE_SECONDS = 2.0
+MOST_CONNECTIONS = 64  # of one address
 SEND_SECONDS = 60.0  # for a client to take some of what is there for it
 
 
 class Server(uvicorn.Server):
-    """Told to end, it waits for answers under way, then ends the application: pages' turns are stopped and stored,
-    other streams get an error event. uvicorn itself would cut the streams off first."""
+    """At its end it waits for answers under way, then ends the application, so that streams get an error event; uvicorn
+    itself would cut them off first."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self._stalled: dict[
-            Any, tuple[int, float]
-        ] = {}  # connection -> unsent bytes, and since when they have not shrunk
+        # Connection -> unsent bytes, and since when they have not shrunk.
+        self._stalled: dict[Any, tuple[int, float]] = {}
 
     async def on_tick(self, counter: int) -> bool:
         if counter % 10 == 0:  # each second

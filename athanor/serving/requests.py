@@ -1,36 +1,32 @@
-"""Reading a request's body and telling errors, the same for all routes.
+"""Reading a request's body and answering errors, the same for all routes.
 
-Bodies are read here and not by FastAPI: its answers to faulty ones repeat what
-was sent, which cannot always be written as JSON, and it would read a body of
-any size, for any time. An error is {"error": {"message", "type", "param",
-"code"}}, as OpenAI's, with a 4xx, or 503 where a model or the disk is the
-matter; an AthanorError may have a `status` and a `code` of its own.
+An error is {"error": {"message", "type", "param", "code"}}, as OpenAI's, with a 4xx, or 503 where a model is the cause.
+An AthanorError may have a `status` and a `code` of its own; otherwise it is 400.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from typing import Any, TypeVar
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from typing import Any
 
-from fastapi import Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
-from fastapi.routing import APIRoute
-from pydantic import BaseModel, Field, ValidationError
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, StreamingResponse
 
 from athanor.base.errors import AthanorError
 
-MAX_BODY_BYTES = 2 << 20  # two long contents with every character escaped would fit
+MAX_BODY_BYTES = 1 << 20  # the longest text with every character escaped would fit; parsing it takes some 20 ms
 BODY_SECONDS = 30.0
+SHARE = 4  # one address may hold a quarter of what may be under way
 CODES = {401: "invalid_api_key", 405: "method_not_supported", 429: "rate_limit_exceeded"}
-PARAM = re.compile(r"([a-z_]+(\.\w+)*): ")  # a message about a field begins with its name
-SHOULD = "Input should be "  # pydantic's own words
+PARAM = re.compile(r"(?!llama\.cpp)([a-z_]+(\.\w+)*): ")  # a message about a field begins with its name
 
 
 class Refused(AthanorError):
-    """A request that cannot be met; `status` is what to answer, `code` is for programs."""
+    """A request that cannot be met; `status` is of HTTP, `code` is for programs."""
 
     def __init__(self, status: int, what: str, fix: str = "", code: str | None = None) -> None:
         super().__init__(what, fix=fix)
@@ -38,73 +34,45 @@ class Refused(AthanorError):
 
 
 class Limit:
-    """How many requests for answers are under way, of the page and of OpenAI's clients together."""
+    """Answers under way, of the page and of OpenAI's clients together; each address has a share, but for `trusted`."""
 
-    def __init__(self, maximum: int) -> None:
-        self.maximum, self.count = maximum, 0
+    def __init__(self, maximum: int, trusted: Collection[str] = ()) -> None:
+        self.maximum, self.trusted = maximum, trusted
+        self._held: Counter[str] = Counter()
 
-    def begin(self) -> None:
-        """One more; Refused (429) if there are as many as may be. Every `begin` wants its `end`."""
-        if self.count >= self.maximum:
-            raise Refused(429, f"{self.maximum} answers are under way", "ask again in a moment")
-        self.count += 1
+    def begin(self, request: Request, count: int = 1) -> Callable[[], None]:
+        """Count some more; call what is returned at their end. Refused (429) beyond what may be under way.
 
-    def end(self) -> None:
-        self.count -= 1
+        A single request may ask for more than the share.
+        """
+        address = request.client.host if request.client else ""
+        share = self.maximum if address in self.trusted else max(1, self.maximum // SHARE)
+        for held, most in ((self._held.total(), self.maximum), (self._held[address], share)):
+            if held and held + count > most:
+                raise Refused(429, f"{held} answers are under way", "ask again in a moment")
+        self._held[address] += count
+
+        def end() -> None:
+            self._held -= Counter({address: count})  # drops addresses without any
+
+        return end
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events of an answer; `on_end` runs when it is over or the client has gone, in whatever way.
-
-    The answer counts for `limit` until then.
-    """
+    """Server-sent events; `on_end` runs once they are over or the client has gone, in whatever way."""
 
     def __init__(
-        self,
-        lines: AsyncIterator[str],
-        limit: Limit,
-        on_end: Callable[[], Awaitable[None]],
-        more_headers: Mapping[str, str] | None = None,
+        self, lines: AsyncIterator[str], on_end: Callable[[], Awaitable[None]], more: Mapping[str, str] | None = None
     ) -> None:
-        self.limit, self.on_end = limit, on_end
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(more_headers or {})}
+        self.on_end = on_end
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(more or {})}
         super().__init__(lines, media_type="text/event-stream", headers=headers)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self.limit.end()
-            try:
-                await self.body_iterator.aclose()
-            finally:
-                await self.on_end()
-
-
-class SamplingFields(BaseModel):
-    """Settings of an answer; those left out, or null, are the model's own."""
-
-    temperature: float | None = Field(None, ge=0, le=100)
-    top_k: int | None = Field(None, ge=0, le=10_000_000)
-    top_p: float | None = Field(None, gt=0, le=1)
-    min_p: float | None = Field(None, ge=0, le=1)
-    repetition_penalty: float | None = Field(None, gt=0, le=100)
-    seed: int | None = Field(None, ge=0, le=2**63 - 1)
-
-
-class ApiRoute(APIRoute):
-    """Answers every error in the same form."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handler = super().get_route_handler()
-
-        async def handle(request: Request) -> Response:
-            try:
-                return await handler(request)
-            except AthanorError as error:
-                return problem(getattr(error, "status", 422), str(error), getattr(error, "code", None))
-
-        return handle
+            await self.on_end()
 
 
 def fault(status: int, message: str, code: str | None = None) -> dict[str, Any]:
@@ -119,11 +87,12 @@ def problem(status: int, message: str, code: str | None = None) -> JSONResponse:
     return JSONResponse({"error": fault(status, message, code)}, status, headers)
 
 
-Body = TypeVar("Body", bound=BaseModel)
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no JSON")
 
 
-async def read(request: Request, kind: type[Body], *, invalid: int = 422) -> Body:
-    """The body of a request; Refused says in one line what is wrong with it (status `invalid`, if it is the content)."""
+async def read(request: Request) -> dict[str, Any]:
+    """The object in a request's body; Refused says in one line what is wrong with it."""
     # A page of another origin can send a form without asking the browser's leave, but no JSON.
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise Refused(415, "send Content-Type: application/json")
@@ -139,24 +108,57 @@ async def read(request: Request, kind: type[Body], *, invalid: int = 422) -> Bod
     except TimeoutError:
         raise Refused(408, f"the body did not arrive within {BODY_SECONDS:g} s") from None
     try:
-        return kind.model_validate_json(bytes(data))
-    except ValidationError as error:
-        location, message, kind = _first(error)
-        code = "missing_required_parameter" if kind == "missing" else kind if kind.endswith("_parameter") else None
-        raise Refused(invalid, f"{location}: {message}" if location else message, code=code) from None
+        body = json.loads(data.decode(), parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise Refused(400, f"the body is no JSON ({reason[:200]})") from None
+    if not isinstance(body, dict):
+        raise Refused(400, "the body should be an object")
+    return body
 
 
-def _first(error: ValidationError) -> tuple[str, str, str]:
-    """Where the first fault is, what all say that are there, and pydantic's name for it.
+# -- values of fields ----------------------------------------------------------------------------------------------
 
-    Where a field may be of several forms, pydantic puts the form's name into the place and tells the faults of each:
-    said are those of the form that fits farthest.
-    """
-    rows = error.errors(include_url=False, include_context=False, include_input=False)
-    places = [[str(part) for part in row["loc"] if re.fullmatch(r"\w+", str(part))] for row in rows]
-    farthest = max((place for place in places if place[: len(places[0])] == places[0]), key=len)
-    there = [row for row, place in zip(rows, places, strict=True) if place == farthest]
-    says = [row["msg"].removeprefix("Value error, ").replace(" after validation", "") for row in there]
-    forms = dict.fromkeys(said.removeprefix(SHOULD) for said in says if said.startswith(SHOULD))
-    message = f"should be {' or '.join(forms)}" if says[0].startswith(SHOULD) else says[0]
-    return ".".join(farthest)[:200], message, there[0]["type"]
+
+def wrong(name: str, should: str) -> Refused:
+    return Refused(400, f"{name}: should be {should}")
+
+
+def kind(name: str, value: Any, kinds: Any, should: str) -> Any:
+    if not isinstance(value, kinds):
+        raise wrong(name, should)
+    return value
+
+
+def flag(name: str, value: Any) -> bool:
+    return bool(kind(name, value, bool, "true or false"))
+
+
+def number(name: str, value: Any, whole: bool, least: float, most: float) -> Any:
+    """The number; None for -1 where that is below the least, as servers write "as you like"."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or (whole and value != value // 1):
+        raise wrong(name, "a whole number" if whole else "a number")
+    if whole and value == -1 < least:
+        return None
+    if not least <= value <= most:
+        raise wrong(name, f"{least:,} to {most:,}")
+    return int(value) if whole else round(float(value), 6)  # llama.cpp divides by a temperature of 1e-40
+
+
+def text(name: str, value: Any, most: int) -> str:
+    """The value, if it is a text that UTF-8 can hold."""
+    if len(kind(name, value, str, "a text")) > most:
+        raise wrong(name, f"at most {most:,} characters")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise wrong(name, "text without half characters (lone surrogates)") from None
+    return str(value)
+
+
+def texts(name: str, value: Any, count: int, most: int) -> list[str] | None:
+    """A text or a list of them, without empty ones; None for none."""
+    values = value if isinstance(value, list) else [value]
+    if len(values) > count:
+        raise wrong(name, f"at most {count} texts")
+    return [each for each in values if text(name, each, most)] or None

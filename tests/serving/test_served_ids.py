@@ -10,16 +10,16 @@ from contextlib import suppress
 
 import openai
 import pytest
+from athanor.serving.openai_bodies import ChatCompletion
+from athanor.serving.turns import Turns
 
 from athanor.serving.backends.base import Request, prepare, reserve
 from athanor.serving.backends.torch_backend import TorchBackend
 from athanor.serving.discover import discover
 from athanor.serving.loading import load_export
 from athanor.serving.models import Models
-from athanor.serving.openai_bodies import ChatCompletion
 from athanor.serving.store import Store
 from athanor.serving.terminal import Chat
-from athanor.serving.turns import Turns
 from athanor.text.conversations import Message
 from athanor.tokenizer.chat import render
 from tests.serving.live import PATIENCE, Live, lay_out, until

@@ -1,0 +1,165 @@
+"""The prompt of an answer: messages as clients keep them, laid out as in training, to ids that fit the context."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from athanor.base.errors import InputError
+from athanor.decoding.prompting import TOO_LONG, fit
+from athanor.serving.requests import Refused, text, wrong
+from athanor.text.conversations import Message
+from athanor.tokenizer.chat import prompt_ids
+
+if TYPE_CHECKING:
+    from athanor.serving.models import Served
+
+RESERVE_SHARE = 0.25  # of the context, kept free for an answer at the cost of the oldest exchanges
+MAX_MESSAGES, MAX_CHARS = 1000, 1 << 18  # of one request
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+PARTS = {
+    "image": "pictures",
+    "input_image": "pictures",
+    "image_url": "pictures",
+    "input_audio": "sound",
+    "file": "files",
+}
+Asked = str | Sequence[int] | Sequence[Message]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Ids to continue, how many may follow, and how many of the oldest exchanges were left out to fit."""
+
+    ids: list[int]
+    limit: int
+    forgotten: int = 0
+
+
+async def laid_out(served: Served, asked: Asked, limit: int | None) -> Prompt:
+    """The prompt for messages, a text or ids. InputError for one that does not fit, or roles the template has not.
+
+    A last assistant message is the beginning of the answer: its ids follow the opening, as they did in training. A
+    text begins as a document of the pretraining did.
+    """
+    loop = asyncio.get_running_loop()
+
+    def ask(path: str, **body: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(served.engine.ask(path, body), loop).result()
+
+    limit = int(served.defaults["max_new_tokens"]) if limit is None else limit
+    return await asyncio.to_thread(_lay_out, served, asked, limit, ask)
+
+
+def _lay_out(served: Served, asked: Asked, limit: int, ask: Callable[..., Any]) -> Prompt:
+    tokenizer, context = served.tokenizer, served.context_tokens
+    longest = 256 if tokenizer is None else int(tokenizer.token_bytes.max())
+
+    def encode(text: str, begin: bool = False, symbols: bool = False) -> list[int]:
+        if tokenizer is not None:
+            return [*[tokenizer.bos] * begin, *tokenizer.encode(text)]
+        return list(ask("/tokenize", content=text, add_special=begin, parse_special=symbols)["tokens"])
+
+    def ids_of(messages: Sequence[Message]) -> list[int]:
+        if tokenizer is not None:
+            return prompt_ids(tokenizer, messages)
+        return encode(ask("/apply-template", messages=[asdict(one) for one in messages])["prompt"], True, True)
+
+    def check(tokens: int) -> None:
+        if tokens >= context:
+            raise InputError(f"{TOO_LONG} {context} tokens, and the prompt has {tokens}", fix="shorten the prompt")
+
+    messages = [one for one in asked if isinstance(one, Message)]
+    if not messages:
+        if isinstance(asked, str):
+            check(len(asked) // longest)  # so many at least: what is far too long is not encoded
+        ids = encode(asked, True) if isinstance(asked, str) else [int(one) for one in asked]  # type: ignore[arg-type]
+        check(len(ids))
+        if not ids:
+            raise InputError("it is empty", where="prompt", fix="send a text, or ids")
+        if tokenizer is not None and max(ids) >= (most := tokenizer.vocab_size):
+            raise InputError(f"there is no token {max(ids)}", where="prompt", fix=f"ids are 0 to {most - 1}")
+        return Prompt(ids, min(limit, context - len(ids)))
+    begun = messages.pop().content if messages[-1].role == "assistant" else ""
+    last, reserved = messages[-1].content, max(1, min(limit, int(context * RESERVE_SHARE)))
+    if served.continues:
+        ids = encode((last + begun)[-context * longest :], True)
+        ids = [*ids[:1], *ids[1:][1 - context + reserved :]]  # the end of a long text
+        return Prompt(ids, min(limit, context - len(ids)))
+    check((len(last) + len(begun)) // longest)
+    begun_ids = encode(begun)
+
+    def size(candidate: list[Message]) -> int:
+        least = sum(len(message.content) for message in candidate) // longest
+        return least if least >= context else len(ids_of(candidate)) + len(begun_ids)
+
+    fitting, forgotten = fit(messages, size, context_tokens=context, reserve_tokens=reserved)
+    ids = ids_of(fitting) + begun_ids
+    return Prompt(ids, min(limit, context - len(ids)), forgotten)
+
+
+def messages_of(name: str, rows: Any) -> list[Message]:
+    """Messages as clients send them: text, or a list of parts that are text."""
+    if not isinstance(rows, list) or len(rows) > MAX_MESSAGES:
+        raise wrong(name, f"a list of at most {MAX_MESSAGES:,} messages")
+    messages = [_message(f"{name}.{index}", row) for index, row in enumerate(rows)]
+    if sum(len(message.content) for message in messages) > MAX_CHARS:
+        raise wrong(name, f"at most {MAX_CHARS:,} characters in all")
+    return messages
+
+
+def _message(where: str, row: Any) -> Message:
+    if not isinstance(row, dict):
+        raise wrong(where, "an object with role and content")
+    if (kind := row.get("type")) not in (None, "message"):
+        raise Refused(400, f"{where}: '{str(kind)[:50]}' is not supported here; send messages only")
+    if "role" not in row:
+        raise Refused(400, f"{where}.role: Field required", code="missing_required_parameter")
+    if (role := row["role"]) not in list(ROLES):
+        what = f"role '{str(role)[:50]}' is not known here; use {', '.join(ROLES)}"
+        raise Refused(400, f"{where}: {what}")
+    if name := next((name for name in ("tool_calls", "function_call", "audio") if row.get(name)), None):
+        raise Refused(400, f"{where}: '{name}' is not supported here; leave the message out")
+    content = "" if row.get("content") is None else row["content"]
+    if isinstance(content, list):
+        content = "".join(_part(f"{where}.content", part) for part in content)
+    elif not isinstance(content, str):
+        raise wrong(f"{where}.content", "a valid string or a valid array")
+    return Message(ROLES[role], text(f"{where}.content", content, MAX_CHARS))
+
+
+def _part(where: str, part: Any) -> str:
+    kind = part.get("type", "text") if isinstance(part, dict) else "text"
+    said = part.get("text", part.get("refusal")) if isinstance(part, dict) else part
+    if kind in ("text", "input_text", "output_text", "refusal") and isinstance(said, str):
+        return said
+    raise Refused(400, f"{where}: {PARTS.get(str(kind), 'parts other than text')} cannot be read here; send text only")
+
+
+def conversation(name: str, messages: Sequence[Message]) -> tuple[list[Message], list[int]]:
+    """The messages in the template's order, and the numbers of those left out.
+
+    Clients put rules in the middle, or a document and the question about it in two messages. System messages become
+    one at the front, neighbours of one role one message with a blank line between. An empty system message is dropped:
+    no model was trained with one. So is what the assistant says before the first question (a page's greeting). A
+    system message alone is the question.
+    """
+    system = [message.content for message in messages if message.role == "system" and message.content.strip()]
+    turns = [(index, message) for index, message in enumerate(messages) if message.role != "system"]
+    first = next((place for place, (_, message) in enumerate(turns) if message.role == "user"), len(turns))
+    left_out = [index for index, _ in turns[:first]]
+    groups = groupby((message for _, message in turns[first:]), key=lambda message: message.role)
+    merged = [Message(role, _joined([message.content for message in group])) for role, group in groups]
+    if not merged and (left_out or not system):
+        raise Refused(400, f"{name}: nobody asks anything; send a message of the user")
+    if not merged:
+        return [Message("user", _joined(system))], left_out
+    return [*([Message("system", _joined(system))] if system else []), *merged], left_out
+
+
+def _joined(texts: Sequence[str]) -> str:
+    """One text as it is; of several those that are not empty."""
+    return texts[0] if len(texts) == 1 else "\n\n".join(text for text in texts if text.strip())

@@ -1,0 +1,347 @@
+"""Hostile clients: any request is answered or refused in one form, and a good client is answered meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import time
+from urllib.parse import quote
+
+import httpx2
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from athanor.serving import app as application
+from athanor.serving import fields
+from athanor.serving.app import HEADERS, LOOPBACK, MOST_CONNECTIONS, AccessMiddleware, build_app
+from athanor.serving.process import Job
+from tests.evaluation.tiny import always_says, write_tiny_tokenizer
+from tests.serving.fake_models import FakeModels, Running, parrot_job, said
+from tests.serving.live import PATIENCE
+from tests.serving.models_tiny import write_export
+from tests.serving.parrot import PLAIN
+
+pytest.importorskip("xllamacpp")
+QUESTION = [{"role": "user", "content": PLAIN[0]}]
+CHAT, JSON = "/v1/chat/completions", {"Content-Type": "application/json"}
+CONTEXT = 30_000
+
+
+@pytest.fixture(scope="module")
+def parrot(parrot_parts, tmp_path_factory):
+    return parrot_job(tmp_path_factory.mktemp("gguf"), parrot_parts)
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory):
+    """A model that says one word until it is stopped."""
+    root = tmp_path_factory.mktemp("endless")
+    tokenizer = write_tiny_tokenizer(root / "tokenizer")
+    model = always_says(tokenizer, tokenizer.encode(" the")[0], CONTEXT)
+    write_export(root / "export", model, tokenizer, root / "tokenizer", types=("f32",))
+    (path,) = (root / "export").glob("*.gguf")
+    return Job(str(path), CONTEXT, rows=2), tokenizer, False
+
+
+@pytest.fixture
+def server(parrot, endless, request):
+    options = getattr(request, "param", {})
+    with Running(FakeModels({"parrot": parrot, "endless": endless}), **options) as running:
+        yield running
+
+
+def answered(server) -> bool:
+    return said(server.ask({"model": "parrot", "messages": QUESTION})[2]) == PLAIN[1]
+
+
+LONG = {"model": "endless", "messages": QUESTION, "max_tokens": 28_000, "stream": True}
+
+
+def closed(client) -> bool:
+    """Whether the other side closes the connection, after waiting for that."""
+    poll = select.poll()
+    poll.register(client, select.POLLHUP | select.POLLERR | select.POLLRDHUP)
+    return bool(poll.poll(PATIENCE * 1000))
+
+
+def meanwhile(server, busy) -> None:
+    """A good client is answered again and again until nothing is `busy` any more."""
+    deadline = time.monotonic() + PATIENCE
+    while busy():
+        assert answered(server) and time.monotonic() < deadline
+
+
+# -- the server under them -----------------------------------------------------------------------------------------
+
+
+def test_an_address_has_no_more_than_its_connections(server):
+    with contextlib.ExitStack() as stack:
+        many = [stack.enter_context(server.connect("127.0.0.2")) for _ in range(MOST_CONNECTIONS + 5)]
+        assert all(closed(client) for client in many[MOST_CONNECTIONS:])
+        assert answered(server)
+
+
+@pytest.mark.parametrize("server", [{"most_waiting": 8}], indirect=True)
+def test_an_address_has_no_more_than_a_share_of_the_answers(server):
+    with contextlib.ExitStack() as stack:
+        for _ in range(2):
+            client = stack.enter_context(server.connect("127.0.0.2"))
+            client.sendall(server.raw(LONG))
+            assert client.recv(4096)
+        third = stack.enter_context(server.connect("127.0.0.2"))
+        third.sendall(server.raw(LONG))
+        assert b" 429 " in third.recv(4096).splitlines()[0]
+        assert answered(server)
+        assert server.ask({"prompt": ["a"] * 9, "max_tokens": 1}, "/v1/completions")[0] == 429
+    assert server.ask({"prompt": ["a"] * 129}, "/v1/completions")[0] == 400
+
+
+def test_a_reader_that_takes_nothing_loses_its_connection(server, monkeypatch):
+    monkeypatch.setattr(application, "SEND_SECONDS", 1.0)
+    server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+    with server.connect(receive_bytes=1024) as stalled:
+        stalled.sendall(server.raw(LONG))
+        assert stalled.recv(1)
+        port = stalled.getsockname()[1]
+        meanwhile(server, lambda: port in [one.client[1] for one in list(server.server.server_state.connections)])
+
+
+def test_clients_that_stall_or_leave_hold_nobody_up(server):
+    whole = server.raw(LONG)
+    with contextlib.ExitStack() as stack:
+        for part in (b"", whole[:20], whole[: whole.index(b"\r\n\r\n") + 4], whole[:-5]):
+            for _ in range(10):
+                stack.enter_context(server.connect()).sendall(part)
+        assert answered(server)
+    for stream in (True, False):
+        with server.connect() as client:
+            client.sendall(server.raw({**LONG, "stream": stream}))
+            if stream:
+                assert client.recv(4096)
+    meanwhile(server, lambda: server.models.all["endless"].engine.under_way)
+
+
+def test_an_engine_killed_in_a_stream_is_an_error_there_and_the_next_answer_is_made(server):
+    with server.connect() as client:
+        client.sendall(server.raw(LONG))
+        received = client.recv(4096)
+        os.kill(server.models.all["endless"].engine.pid, signal.SIGKILL)
+        while b'"error"' not in received:
+            received += client.recv(1 << 16)
+    assert b"ask again" in received and b"server_error" in received and b"[DONE]" not in received
+    assert server.ask({**LONG, "stream": False, "max_tokens": 2})[0] == 200
+
+
+@pytest.mark.parametrize("pattern", ["^(a{1000}){1000}$", "^((((a{9}){9}){9}){9}){9}$", "(a{99999999999999999999})"])
+def test_a_pattern_that_explodes_is_refused_before_the_engine_has_it(server, pattern):
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    status, _, reply = server.ask({"messages": QUESTION, "response_format": form})
+    assert status == 400 and "patterns" in reply["error"]["message"]
+    assert server.models.all["parrot"].engine.pid is None
+
+
+def test_a_pattern_of_many_pieces_is_taken():
+    uuid = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
+    body = {"json_schema": {"type": "string", "pattern": uuid}}
+    assert fields.asked(body, fields.CHAT)[0][0]["json_schema"]["pattern"] == uuid
+
+
+# -- any request ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def app(parrot):
+    """The application in this process, for many requests a second."""
+    runner = asyncio.Runner()
+    models = FakeModels({"parrot": parrot})
+    made = build_app(models, lambda limit: [])
+
+    def ask(method: str, path: str, content: bytes = b"", headers: dict | list | None = None):
+        async def one():
+            transport = httpx2.ASGITransport(app=made, raise_app_exceptions=False)
+            async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                request = client.build_request(method, "/", content=content, headers=headers)
+                if "host" not in request.headers:
+                    request.headers["host"] = "localhost"
+                request.url = request.url.copy_with(raw_path=quote(path, safe="/%?&=.").encode())
+                return await asyncio.wait_for(client.send(request), PATIENCE)
+
+        return runner.run(one())
+
+    yield ask
+    runner.run(models.close())
+    runner.close()
+
+
+def good_form(answer: httpx2.Response) -> None:
+    assert answer.status_code < 500, (answer.status_code, answer.text)
+    assert answer.headers["content-security-policy"] == HEADERS["Content-Security-Policy"]
+    assert not [name for name in answer.headers if name.lower().startswith("access-control")]
+    if answer.status_code >= 400 and answer.request.method != "HEAD":
+        error = answer.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"} and error["message"] and error["type"]
+
+
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.integers(-(10**400), 10**400),
+    st.floats(allow_subnormal=False),
+    st.text(max_size=30),
+)
+ANY = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4),
+    max_leaves=12,
+)
+FIELDS = [
+    *fields.CHECKS,
+    *fields.REFUSED,
+    *fields.OFF,
+    *fields.ALIASES,
+    *fields.CHAT.own,
+    *fields.RESPONSE.own,
+    "prompt",
+]
+QUICK = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+GOOD = {CHAT: {"messages": QUESTION}, "/v1/completions": {"prompt": "a"}, "/v1/responses": {"input": "a"}}
+
+
+@QUICK
+@given(
+    st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=10), ANY, max_size=5),
+    st.booleans(),
+    st.sampled_from(sorted(GOOD)),
+)
+def test_any_fields_are_answered_or_refused_in_the_one_form(app, options, sound, path):
+    body = {**GOOD[path], **options, "max_tokens": 2} if sound else options
+    good_form(app("POST", path, json.dumps(body).encode(), JSON))
+
+
+@QUICK
+@given(st.lists(st.dictionaries(st.sampled_from(["role", "content", "name", "tool_calls"]), ANY) | ANY, max_size=4))
+def test_any_messages_are_answered_or_refused_in_the_one_form(app, messages):
+    good_form(app("POST", CHAT, json.dumps({"messages": messages, "max_tokens": 2}).encode(), JSON))
+
+
+METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE", "BREW"]
+PATHS = [
+    "/",
+    "/health",
+    "/metrics",
+    "/v1/models",
+    "/v1/models/parrot",
+    *GOOD,
+    "/v1/",
+    "/page/",
+    "/page/api.js",
+    "/docs",
+]
+ODD = ["/page/../app.py", "/page/%2e%2e/app.py", "/page/%00", "/page/" + "a" * 5000, "//", "/v1/models/%ff", "/api/%00"]
+HEADER_NAMES = "content-type accept authorization range if-none-match cookie origin transfer-encoding expect x-any"
+HEADER = st.dictionaries(
+    st.sampled_from(HEADER_NAMES.split()),
+    st.text(st.characters(min_codepoint=32, max_codepoint=255), max_size=30) | st.just("application/json"),
+    max_size=4,
+)
+
+
+@settings(QUICK, max_examples=200)
+@example("GET", "/", b"", {"range": "application/json"})
+@given(
+    st.sampled_from(METHODS),
+    st.sampled_from(PATHS + ODD) | st.text("abc/%.?&=0é ", max_size=20).map("/".__add__),
+    st.binary(max_size=60) | ANY.map(lambda value: json.dumps(value).encode()),
+    HEADER,
+)
+def test_any_request_is_answered_or_refused_in_the_one_form(app, method, path, body, headers):
+    good_form(app(method, path, body, [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]))
+
+
+def asking(more: bytes) -> bytes:
+    return b'{"messages": [{"role": "user", "content": "a"}], ' + more + b"}"
+
+
+NASTY = {
+    "deep": asking(b'"x": ' + b"[" * 100_000 + b"]" * 100_000),
+    "deep-schema": asking(b'"json_schema": ' + b'{"a":' * 900 + b"1" + b"}" * 900),
+    "huge-int": asking(b'"max_tokens": ' + b"9" * 5000),
+    "huge-float": asking(b'"temperature": 1e999'),
+    "nan": asking(b'"temperature": NaN'),
+    "surrogate": b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+    "surrogate-stop": asking(b'"stop": "\\udc00"'),
+    "bytes": b'{"messages": [{"role": "user", "content": "\xff\xfe"}]}',
+    "utf-16": '{"messages": []}'.encode("utf-16"),
+    "large": b'{"messages": [{"role": "user", "content": "' + b"a" * (2 << 20) + b'"}]}',
+    "long": b'{"messages": [{"role": "user", "content": "' + b"a" * 900_000 + b'"}]}',
+    "long-for-it": b'{"messages": [{"role": "user", "content": "' + b"a" * 200_000 + b'"}]}',
+    "stops": asking(b'"stop": ["' + b'","'.join([b"a"] * 17) + b'"]'),
+    "last-n": asking(b'"dry_multiplier": 1, "dry_penalty_last_n": 2147483647'),
+    "samplers": asking(b'"samplers": ["top_k", "bogus"]'),
+}
+
+
+@pytest.mark.parametrize("name", NASTY)
+def test_a_nasty_body_is_refused_in_one_line(app, name):
+    answer = app("POST", CHAT, NASTY[name], JSON)
+    good_form(answer)
+    message = answer.json()["error"]["message"]
+    assert 400 <= answer.status_code < 500 and len(message) < 2000 and "\n" not in message
+
+
+def test_after_all_of_it_the_server_answers(app):
+    made = app("POST", CHAT, json.dumps({"messages": QUESTION}).encode(), JSON).json()
+    assert made["choices"][0]["message"]["content"] == PLAIN[1]
+
+
+# -- the gate ------------------------------------------------------------------------------------------------------
+
+
+def test_a_form_of_another_page_is_not_read(app):
+    assert app("POST", CHAT, b"a=b", {"Content-Type": "application/x-www-form-urlencoded"}).status_code == 415
+
+
+@pytest.mark.parametrize(
+    ("hosts", "addresses", "good", "bad"),
+    [
+        (
+            LOOPBACK,
+            False,
+            "localhost:80 LOCALHOST [::1] [::1]:80 127.0.0.1",
+            "evil.example 127.0.0.1.evil 0.0.0.0 [::2]",
+        ),
+        (
+            (*LOOPBACK, "box.local"),
+            True,
+            "192.168.7.7:80 [fe80::1] BOX.local",
+            "evil.example:80 box.local.evil 0x7f000001",
+        ),
+    ],
+    ids=["loopback", "every address"],
+)
+def test_only_names_that_were_allowed_are_answered(hosts, addresses, good, bad):
+    gate = AccessMiddleware(None, key="", hosts=hosts, addresses=addresses)
+    assert all(gate._refusal({"host": host}, "/") is None for host in good.split())
+    assert all(gate._refusal({"host": host}, "/").status_code == 403 for host in [*bad.split(), ""])
+    assert b"<b>" not in gate._refusal({"host": "<b>"}, "/").body
+
+
+def test_a_key_is_asked_for_where_models_are(parrot):
+    models = FakeModels({"parrot": parrot})
+    key, made = "key-7!~", build_app(models, lambda limit: [], key="key-7!~", hosts=())
+
+    async def statuses(**headers):
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=made), base_url="http://any") as client:
+            paths = ("/v1/models", "/metrics", "/nothing", "/", "/page/api.js", "/health")
+            return [(await client.get(path, headers=headers)).status_code for path in paths]
+
+    assert asyncio.run(statuses()) == asyncio.run(statuses(Authorization="Bearer wrong")) == [401] * 3 + [200] * 3
+    assert asyncio.run(statuses(Authorization=f"bearer {key}")) == [200, 200, 404, 200, 200, 200]
