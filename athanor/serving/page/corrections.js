@@ -2,7 +2,7 @@
 
 import { getJson, send } from "./api.js";
 import { tell } from "./chat.js";
-import { $, h, toast } from "./dom.js";
+import { $, copyOf, h, toast } from "./dom.js";
 import { render } from "./markdown.js";
 import { loadModels, on, state } from "./state.js";
 
@@ -39,9 +39,7 @@ function draw() {
     onclick: (event) => ((tab = status), draw(), refocus(event)), "data-key": status }, `${label} (${of(status).length})`));
   view.replaceChildren(
     h("h1", {}, "Corrections"),
-    h("p", { class: "muted" }, "What you accept can be trained on. In a terminal, ",
-      h("code", {}, "athanor chat export corpus/corrections.jsonl --write"), " and ", h("code", {}, "athanor repro"), " do that, and ",
-      h("code", {}, "athanor chat item NUMBER"), " makes a held-out question of one."),
+    copyOf("corrections-help"),
     retraining(),
     h("div", { class: "tabs", role: "group", "aria-label": "Which" }, tabs),
     ...(of(tab).length ? of(tab).map(card) : [h("p", { class: "muted none" }, NONE[tab])]));
@@ -90,7 +88,7 @@ function card(row) {
       h("section", { class: "said" }, h("h2", {}, `${row.model ?? "It"} said`), prose(row.answer)),
       h("section", { class: "should" }, h("h2", {}, "It should have said"), prose(row.correction))),
     h("div", { class: "end" },
-      h("a", { class: "muted grow", href: `#/chat/${row.chat}` }, `No. ${row.id}, ${row.chat_title || "Chat"}${earlier > 0 ? `, after ${earlier} earlier messages` : ""}`),
+      h("a", { class: "muted grow", href: `#/chat/${row.chat}` }, `No. ${row.id}, ${row.title || "Chat"}${earlier > 0 ? `, after ${earlier} earlier messages` : ""}`),
       actions));
 }
 

@@ -101,6 +101,12 @@ function blocks(text) {
   return Object.assign(found, { links: tokens.links });
 }
 
+/** A text with fences around the code that has none, for what else reads Markdown. */
+export function fenced(text) {
+  if (text.includes("```") || DEEP.test(text)) return text;
+  return blocks(text).map((one) => (one.unfenced ? `\`\`\`\n${one.text}\n\`\`\`\n\n` : one.raw)).join("").trim();
+}
+
 function finish(fragment) {
   fragment.querySelectorAll("code.math").forEach(showFormula);
   for (const code of fragment.querySelectorAll("pre > code")) code.parentNode.replaceWith(codeBlock(code));

@@ -1,7 +1,7 @@
 // Elements of single messages and of what stands around them.
 
 import { tinted } from "./chances.js";
-import { answerAgain, askAnew, feedback, flip, goOn, live, pick, retry } from "./chat.js";
+import { answerAgain, ask, feedback, flip, goOn, live, pick, retry } from "./chat.js";
 import { copyText, h, icon, iconButton, toast } from "./dom.js";
 import { Growing, render } from "./markdown.js";
 import { isTraced, marked, sources, toggleTrace } from "./origins.js";
@@ -51,25 +51,27 @@ export function userMessage(message, answered = []) {
 }
 
 function editor(message) {
-  const field = h("textarea", { class: "edit", "aria-label": "Edit the question", value: state.editing.text, rows: "3",
-    "data-key": "editor" });
-  const close = () => {
-    state.editing = null;
-    changed("thread");
-    document.querySelector(`[data-key="edit-${message.id}"]`)?.focus();
-  };
-  const done = () => field.value.trim() && askAnew(message, field.value.trim());
-  field.addEventListener("input", () => (state.editing.text = field.value));
+  const done = () => field.value.trim() && ask(field.value.trim(), message);
+  const [field, cancel] = writing("editing", `edit-${message.id}`, "Cancel", { class: "edit", "aria-label": "Edit the question", rows: "3", "data-key": "editor" });
   field.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") (event.stopPropagation(), close());
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing && event.keyCode !== 229) {
-      event.preventDefault();
-      done();
-    }
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing || event.keyCode === 229) return;
+    event.preventDefault();
+    done();
   });
   return h("article", { class: "message user editing", "aria-label": "You" }, field,
-    h("div", { class: "end" }, h("button", { type: "button", class: "plain", onclick: close }, "Cancel"),
-      h("button", { type: "button", class: "primary", onclick: done }, "Ask again")));
+    h("div", { class: "end" }, cancel, h("button", { type: "button", class: "primary", onclick: done }, "Ask again")));
+}
+
+/** A field for the text of state[what], and a button that closes it as Escape does; `opener` has the focus then. */
+function writing(what, opener, label, properties) {
+  const close = () => {
+    state[what] = null;
+    changed("thread");
+    document.querySelector(`[data-key="${opener}"]`)?.focus();
+  };
+  const field = h("textarea", { ...properties, value: state[what].text, oninput: () => (state[what].text = field.value),
+    onkeydown: (event) => event.key === "Escape" && (event.stopPropagation(), close()) });
+  return [field, h("button", { type: "button", class: "plain", onclick: close }, label)];
 }
 
 /** ‹ 2/3 › where there are other wordings or other answers. */
@@ -123,29 +125,18 @@ function voted(message, kind) {
 }
 
 function correction(message) {
-  const field = h("textarea", { id: `better-${message.id}`, rows: "4", value: state.correcting.text, "data-key": "better" });
+  const [field, cancel] = writing("correcting", `down-${message.id}`, "Not now", { id: `better-${message.id}`, rows: "4", "data-key": "better" });
   const same = () => !field.value.trim() || field.value.trim() === message.content.trim();
-  field.addEventListener("input", () => {
-    state.correcting.text = field.value;
-    keep.disabled = same();
-  });
-  const close = () => {
-    state.correcting = null;
-    changed("thread");
-    document.querySelector(`[data-key="down-${message.id}"]`)?.focus();
-  };
+  field.addEventListener("input", () => (keep.disabled = same()));
   const save = async () => {
-    if (same()) return field.focus();
     if (!(await feedback(message, "down", field.value.trim()))) return;
-    if (state.correcting?.id === message.id) close();
+    if (state.correcting?.id === message.id) cancel.click();
     toast("Kept. It waits for you under Corrections.");
   };
-  field.addEventListener("keydown", (event) => event.key === "Escape" && (event.stopPropagation(), close()));
   const keep = h("button", { type: "button", class: "primary", onclick: save, disabled: same() }, "Keep");
   return h("div", { class: "better" }, h("label", { for: field.id }, "What should it have said?"), field,
     h("div", { class: "end" }, h("span", { class: "muted grow" }, "Keep puts it under Corrections, as a candidate for training."),
-      h("button", { type: "button", class: "plain", onclick: close }, "Not now"),
-      keep));
+      cancel, keep));
 }
 
 function cut(message) {
@@ -168,8 +159,6 @@ function stats(message, label) {
   return h("span", { class: "stats", title }, parts.filter(Boolean).join(" · "));
 }
 
-const WAITING = { waiting: "", loading: "Loading the model…", thinking: "", writing: "" };
-
 /** An answer that is being made; slot.show draws its text as it grows, `grown` follows each drawing. */
 export function liveAnswer(slot, { column = false, grown, given }) {
   if (slot.message) return answerMessage(slot.message, { column });
@@ -184,7 +173,7 @@ export function liveAnswer(slot, { column = false, grown, given }) {
   article.append(body, h("div", { class: "foot" }, h("span", { class: "stats" }, column ? "" : label)));
   if (!slot.text) {
     body.append(h("p", { class: "waiting" }, h("span", { class: "dots" }, h("i"), h("i"), h("i")),
-      slot.phase === "loading" ? `Loading ${label}…` : WAITING[slot.phase] ?? ""));
+      slot.phase === "loading" && `Loading ${label}…`));
   }
   if (continues(slot.model)) {
     slot.show = () => (continued(body, given).replaceChildren(body.firstChild, slot.text), grown());

@@ -14,14 +14,10 @@ export function start() {
   $("compare").addEventListener("click", toggle);
 }
 
-/** 214000 as 214K, 26000000 as 26M. */
-export function count(number) {
-  const [value, unit] = number >= 1e9 ? [number / 1e9, "B"] : number >= 1e6 ? [number / 1e6, "M"] : [number / 1e3, "K"];
-  return `${value >= 100 ? Math.round(value) : Number(value.toPrecision(2))}${unit}`;
-}
+const { format: count } = new Intl.NumberFormat("en", { notation: "compact" });
 
 function details(model) {
-  const parts = [SOURCES[model.source] ?? model.source, model.backend];
+  const parts = [SOURCES[model.source] ?? model.source];
   if (model.parameters) parts.push(`${count(model.parameters)} parameters`);
   if (model.context_tokens) parts.push(`context ${model.context_tokens.toLocaleString()} tokens`);
   parts.push(STATES[model.state] ?? model.state);
