@@ -6,10 +6,9 @@ const KEY = "athanor-key";
 
 /** kind: "gone" (no server), "request" (4xx), "model" (503 or a model that failed). */
 export class Problem extends Error {
-  constructor(message, kind, status = 0) {
+  constructor(message, kind) {
     super(message);
     this.kind = kind;
-    this.status = status;
   }
 }
 
@@ -24,8 +23,7 @@ function report(reached) {
 
 async function request(path, { method = "GET", body, signal } = {}) {
   const text = body === undefined ? undefined : JSON.stringify(body);
-  // A change outlives the page that made it, where browsers allow: 64 KiB on their way at a time.
-  const keepalive = ["PATCH", "PUT"].includes(method) && text.length < 10_000;
+  const keepalive = method === "PUT" && text.length < 10_000; // a vote outlives its page, where browsers allow
   for (;;) {
     const headers = {};
     const key = sessionStorage.getItem(KEY);
@@ -42,7 +40,7 @@ async function request(path, { method = "GET", body, signal } = {}) {
     report(true);
     if (answer.status === 401 && (await askKey(Boolean(key)))) continue;
     if (answer.ok) return answer;
-    throw new Problem(await reason(answer), answer.status >= 500 ? "model" : "request", answer.status);
+    throw new Problem(await reason(answer), answer.status >= 500 ? "model" : "request");
   }
 }
 
@@ -60,7 +58,7 @@ export async function getJson(path) {
   return (await request(path)).json();
 }
 
-/** method: POST, PATCH, PUT or DELETE; returns what the server sent, null for nothing. */
+/** Returns what the server sent, null for nothing. */
 export async function send(method, path, body = {}) {
   const answer = await request(path, { method, body });
   return answer.status === 204 ? null : answer.json();
@@ -96,7 +94,7 @@ function askKey(wrong) {
     const form = copyOf("ask-key");
     const field = form.querySelector("input");
     form.querySelector("span").hidden = !wrong;
-    const dialog = openDialog("Key of the server", "box", form);
+    const dialog = openDialog("This server asks for a key", "box", form);
     dialog.addEventListener("close", () => {
       asking = null;
       const key = field.value.replace(/[^!-~]/g, ""); // what a header can carry; a key has nothing else

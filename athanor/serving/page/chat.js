@@ -3,15 +3,14 @@
 import { answers, Problem, send } from "./api.js";
 import * as chats from "./chats.js";
 import { announce, toast } from "./dom.js";
-import { draft, moveDraft, setDraft } from "./drafts.js";
+import { draft, setDraft } from "./drafts.js";
 import { changed, chosenModels, emptyChat, loadModels, modelOf, patchChat, remember, state } from "./state.js";
 import { newestUnder, pathTo, put, variants } from "./tree.js";
 
 const WARM = 0.7; // a temperature for another answer, where the chat's own is 0
 const SAVE_MS = 500; // between two savings of an answer that grows
-const PHASES = { loading: "loading", start: "thinking", text: "writing", end: "done", error: "failed" };
 
-/** Show the chat of this id; null is a new one. False if there is none of it. */
+/** Show the chat of this id, null for a new one; false if there is none. */
 export async function openChat(id) {
   state.view = "chat";
   state.editing = null;
@@ -46,7 +45,7 @@ export async function reread() {
 
 export const live = () => state.lives.get(state.chat.id) ?? null;
 
-/** A new question at the end of the conversation, or as another wording of `instead`; given back if it cannot be answered. */
+/** A new question, or another wording of `instead`; given back if it cannot be answered. */
 export function ask(text, instead = null) {
   const { chat } = state;
   state.editing = null;
@@ -83,7 +82,7 @@ export function goOn(message) {
   return run(state.chat, { user: message.parent, begun: message.id }, [model]);
 }
 
-/** Send a request again that failed; what was said of its answer is gone on with. */
+/** Send a request again that failed; an answer that was begun is continued. */
 export async function retry({ request, models }) {
   const { chat } = state;
   state.problems.delete(chat.id);
@@ -101,7 +100,8 @@ export async function retry({ request, models }) {
 function begin(chat) {
   const now = chats.stamp();
   Object.assign(chat, { id: chats.newId(), created_at: now, updated_at: now, models: chosenModels() });
-  moveDraft(null, chat.id);
+  setDraft(chat.id, draft(null)); // what was typed meanwhile
+  setDraft(null, "");
   history.replaceState(null, "", `#/chat/${chat.id}`);
   tell(() => chats.create(chat));
 }
@@ -140,7 +140,7 @@ async function run(chat, request, models, giveBack = () => {}) {
 function take(now, { slot: at, type, text = "", logprobs = [], kind, message, ...stats }) {
   const slot = now.slots[at];
   const growing = type === "text" && slot.phase === "writing";
-  slot.phase = PHASES[type];
+  slot.phase = { text: "writing", loading: "loading" }[type] ?? "";
   slot.text += text;
   Object.assign(slot.stats, stats);
   for (const row of logprobs) {
@@ -156,7 +156,7 @@ function take(now, { slot: at, type, text = "", logprobs = [], kind, message, ..
   else if (state.chat === now.chat) changed("thread");
 }
 
-/** An answer as far as it has come, as a message; null while there is nothing of it. Counts are those of all its parts. */
+/** An answer so far, as a message; null while there is nothing of it. Counts are those of all its parts. */
 function answerOf({ user, begun, before }, slot) {
   const { tokens = 0, seconds = (performance.now() - slot.started) / 1000, reason = "stopped" } = slot.stats;
   if (reason === "stopped" && slot.text === before) return null;
@@ -206,7 +206,7 @@ async function finish(now, problem, giveBack) {
   }
   if (problem) {
     now.aborter.abort();
-    const text = problem instanceof Problem ? problem.message : `Something went wrong on this page: ${problem.message}`;
+    const text = problem.kind ? problem.message : `Something went wrong on this page: ${problem.message}`;
     const rest = { user: user.id, sampling: request.sampling, begun: slots.length === 1 ? said[0]?.id : undefined };
     state.problems.set(chat.id, { text, kind: problem.kind ?? "page", request: said.length ? rest : request,
       models: said.length && failed.length < slots.length ? failed.map((slot) => slot.model) : null });

@@ -9,10 +9,9 @@ import { openDB } from "./vendor/idb.js";
 const TITLE_CHARS = 50;
 const TELLING_CHARS = 16; // a shorter question may be a greeting: "How are you?"; one with a digit is none
 const SNIPPET_CHARS = 160;
-const DAY = 86_400_000;
 export const UNDO_SECONDS = 6;
 
-/** Other tabs get the id of a chat that has changed here, null for several. */
+/** Other tabs get the id of a chat that has changed here, null for a file of them. */
 export const elsewhere = new BroadcastChannel("athanor-chats");
 
 let database = null;
@@ -33,7 +32,7 @@ function open() {
 }
 
 // randomUUID is missing where the page comes by plain http from another machine.
-export const newId = () => [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+export const newId = () => crypto.getRandomValues(new Uint32Array(4)).reduce((id, part) => id + part.toString(36), "");
 
 let last = 0;
 /** A time stamp, later than each one before. */
@@ -41,7 +40,6 @@ export const stamp = () => new Date((last = Math.max(Date.now(), last + 1))).toI
 
 const rangeOf = (id) => IDBKeyRange.bound([id], [id, []]);
 
-/** Run `action` on both stores as one transaction. */
 async function write(id, action) {
   const tx = (await open()).transaction(["chats", "messages"], "readwrite");
   const [result] = await Promise.all([action(tx.objectStore("chats"), tx.objectStore("messages")), tx.done]);
@@ -49,7 +47,6 @@ async function write(id, action) {
   return result;
 }
 
-/** Store a new chat, which has no messages yet. */
 export function create({ messages, unread, ...chat }) {
   navigator.storage?.persist?.();
   return write(chat.id, (chats) => chats.add(chat));
@@ -71,7 +68,7 @@ export async function read(id) {
   return chat && !chat.deleted ? { ...chat, messages: messages.sort(byAge) } : null;
 }
 
-/** All chats in which something was said, newest first; with a query those with each of its words, and a snippet. */
+/** Chats with messages, newest first; with a query those that have each of its words, and a snippet. */
 export async function list(query = "") {
   const db = await open();
   const chats = (await db.getAll("chats")).filter((chat) => chat.leaf && !chat.deleted)
@@ -91,11 +88,11 @@ export async function list(query = "") {
   });
 }
 
-/** Remove for good what was deleted and is past undoing, and chats of which the first question failed a day ago. */
+/** Remove what was deleted and is past undoing, and chats whose first question failed a day ago. */
 export async function purge() {
   const db = await open();
   const gone = ({ deleted, leaf, updated_at }) => deleted ? deleted < Date.now() - UNDO_SECONDS * 1000
-    : !leaf && Date.parse(updated_at) < Date.now() - DAY;
+    : !leaf && Date.parse(updated_at) < Date.now() - 86_400_000;
   for (const { id } of (await db.getAll("chats")).filter(gone)) {
     const messages = await db.getAll("messages", rangeOf(id));
     // Without the server it is tried again later.
@@ -104,7 +101,7 @@ export async function purge() {
   }
 }
 
-/** The form in which texts are compared: no case, no accents, one spelling of each character. */
+/** As texts are compared: no case, no accents, one spelling of each character. */
 const fold = (text) => text.normalize("NFKD").toUpperCase().toLowerCase().replaceAll("ς", "σ").normalize("NFKD").replace(/[\u0300-\u036f]/g, "");
 
 function snippet({ content, folded, hits }) {
@@ -140,7 +137,7 @@ function markdown({ title, system, messages }) {
   return `${blocks.join("\n\n")}\n`;
 }
 
-/** One row of training data: what should have been said takes the place of what was said. */
+/** A row of training data, with what should have been said. */
 function row({ system, messages }) {
   const said = messages.map((message) => ({ role: message.role, content: corrected(message) || message.content }));
   return `${JSON.stringify({ messages: [...system ? [{ role: "system", content: system }] : [], ...said] })}\n`;
@@ -148,13 +145,13 @@ function row({ system, messages }) {
 
 const written = (value) => `${JSON.stringify(value, null, 2)}\n`;
 
-function download(name, type, text) {
-  const url = URL.createObjectURL(new Blob([text], { type }));
+function download(name, text) {
+  const url = URL.createObjectURL(new Blob([text]));
   h("a", { href: url, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }
 
-/** Save the shown conversation of a chat as a file (markdown, messages), or all of the chat (json). */
+/** Save the shown conversation as a file (markdown, messages), or all of the chat (json). */
 export async function exportChat(id, format) {
   const chat = await read(id);
   if (chat.messages.some((message) => message.feedback?.correction)) {
@@ -164,18 +161,17 @@ export async function exportChat(id, format) {
     for (const { id: message, feedback } of chat.messages) if (known.has(message) && feedback) feedback.status = known.get(message);
   }
   const shown = { ...chat, messages: pathTo(chat, chat.leaf) };
-  const [ending, type, text] = { markdown: ["md", "text/markdown", markdown(shown)], json: ["json", "application/json", written(chat)],
-    messages: ["jsonl", "application/x-ndjson", row(shown)] }[format];
+  const [ending, text] = { markdown: ["md", markdown(shown)], json: ["json", written(chat)], messages: ["jsonl", row(shown)] }[format];
   const words = chat.title.normalize("NFC").match(/[\p{L}\p{N}]+/gu) ?? [];
-  download(`${[...["chat", ...words].join("-")].slice(0, 60).join("").replace(/-$/, "")}.${ending}`, type, text);
+  download(`${[...["chat", ...words].join("-")].slice(0, 60).join("").replace(/-$/, "")}.${ending}`, text);
 }
 
 export async function exportAll() {
   const chats = await Promise.all((await list()).map(({ id }) => read(id)));
-  download("chats.json", "application/json", written(chats));
+  download("chats.json", written(chats));
 }
 
-/** Add the chats of an exported file; what is here already stays as it is. Returns how many there are in it. */
+/** Add the chats of such a file; what is here already stays. Returns how many it has. */
 export async function importChats(text) {
   const found = [JSON.parse(text)].flat().map(checked);
   for (const { messages: added, ...chat } of found) {
@@ -189,7 +185,7 @@ export async function importChats(text) {
   return found.length;
 }
 
-/** A chat of a file, with what this page knows of one; throws for what is none. */
+/** A chat of a file, with the fields known here; throws for what is none. */
 function checked({ id, title, system, models, sampling, leaf, created_at, updated_at, messages }) {
   const kept = new Map();
   for (const { id, parent, role, content, model, created_at, stats, feedback } of messages) {

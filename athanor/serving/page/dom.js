@@ -8,9 +8,12 @@ export const icon = (name) => copyOf("icons", `[data-name=${name}]`);
 /** A copy of what a template of index.html holds. */
 export const copyOf = (id, selector = "*") => $(id).content.querySelector(selector).cloneNode(true);
 
-/** An element. `onX` properties are listeners, `class`, `for`, `aria-…` and the like attributes, false ones are left out. */
+/** An element, as "tag.class". `onX` properties are listeners, `for`, `aria-…` and the like attributes, false ones are left out. */
 export function h(tag, properties = {}, ...children) {
-  const element = document.createElement(tag);
+  const [name, ...classes] = tag.split(".");
+  const element = document.createElement(name);
+  element.classList.add(...classes);
+  if (name === "button") element.type = "button";
   for (const [name, value] of Object.entries(properties)) {
     if (value === false || value === null || value === undefined) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
@@ -23,7 +26,7 @@ export function h(tag, properties = {}, ...children) {
 
 /** A button that is only an icon; `label` is its name for screen readers and its tooltip. */
 export function iconButton(name, label, onclick, extra = {}) {
-  return h("button", { type: "button", class: "icon", "aria-label": label, title: label, onclick, ...extra }, icon(name));
+  return h("button.icon", { "aria-label": label, title: label, onclick, ...extra }, icon(name));
 }
 
 export function setIcon(element, name) {
@@ -39,10 +42,10 @@ export function announce(text) {
 /** A short note at the foot of the page, with an optional action; returns the function that removes it. */
 export function toast(text, action = null, seconds = 6) {
   const remove = () => note.remove();
-  const note = h("div", { class: "toast" }, h("span", {}, text));
+  const note = h("div.toast", {}, h("span", {}, text));
   for (const other of [...$("toasts").children]) if (other.firstChild.textContent === text) other.remove();
   if (action) {
-    note.append(h("button", { type: "button", class: "text", onclick: () => (remove(), action.run()) }, action.label));
+    note.append(h("button.text", { onclick: () => (remove(), action.run()) }, action.label));
   }
   $("toasts").append(note);
   setTimeout(remove, seconds * 1000);
@@ -54,7 +57,7 @@ export async function copyText(text, button) {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    const field = h("textarea", { class: "unseen", value: text });
+    const field = h("textarea.unseen", { value: text });
     (button.closest("dialog") ?? document.body).append(field);
     field.select();
     document.execCommand("copy");
@@ -67,9 +70,10 @@ export async function copyText(text, button) {
   setTimeout(() => (setIcon(button, "copy"), button.setAttribute("aria-label", before)), 1500);
 }
 
-/** A modal dialog that removes itself when closed. Escape and a press outside close it. */
+/** A modal dialog with a heading, which removes itself when closed. Escape and a press outside close it. */
 export function openDialog(label, classes, ...children) {
-  const dialog = h("dialog", { class: classes, "aria-label": label }, ...children);
+  const dialog = h("dialog", { class: classes, "aria-label": label },
+    h("div.drawer-head", {}, h("h2", {}, label), iconButton("close", "Close", () => dialog.close())), ...children);
   dialog.addEventListener("close", () => dialog.remove());
   dialog.addEventListener("mousedown", (event) => event.target === dialog && dialog.close());
   document.body.append(dialog);
@@ -94,8 +98,8 @@ export function openMenu(button, label, items, classes = "") {
   for (const item of items) {
     const run = () => (menu.close(true), item.run());
     const kind = item.checked === undefined ? { role: "menuitem" } : { role: "menuitemradio", "aria-checked": String(item.checked) };
-    menu.append(h("button", { type: "button", tabindex: "-1", class: item.danger && "danger", onclick: run, ...kind },
-      item.icon && icon(item.icon), item.detail ? h("span", { class: "grow" }, item.label, item.detail) : item.label,
+    menu.append(h("button", { tabindex: "-1", class: item.danger && "danger", onclick: run, ...kind },
+      item.icon && icon(item.icon), item.detail ? h("span.grow", {}, item.label, item.detail) : item.label,
       item.checked && icon("check")));
   }
   menu.addEventListener("keydown", (event) => {
@@ -108,6 +112,13 @@ export function openMenu(button, label, items, classes = "") {
   button.setAttribute("aria-expanded", "true");
   document.addEventListener("pointerdown", outside, true);
   (menu.querySelector("[aria-checked=true]") ?? menu.firstElementChild)?.focus();
+}
+
+/** A bar that fills this share of its width. */
+export function bar(share) {
+  const element = h("span.bar", {}, h("i"));
+  element.firstChild.style.width = `${share * 100}%`;
+  return element;
 }
 
 /** Put `element` below `button`, or above where there is no room, inside the window. */

@@ -15,9 +15,3 @@ export function setDraft(id, text) {
   texts.set(id, text);
   remember(named(id), text, PLACE);
 }
-
-/** A new chat has got its id; what was typed meanwhile goes with it. */
-export function moveDraft(from, to) {
-  setDraft(to, draft(from));
-  setDraft(from, "");
-}

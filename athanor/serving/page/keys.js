@@ -1,7 +1,7 @@
 // Keyboard shortcuts, and the list of them.
 
 import { live, stop } from "./chat.js";
-import { $, copyOf, h, iconButton, openDialog } from "./dom.js";
+import { $, copyOf, openDialog } from "./dom.js";
 import { open as openSettings } from "./settings.js";
 import { drawer, focusSearch } from "./sidebar.js";
 
@@ -54,6 +54,5 @@ export function newChat() {
 function showKeys() {
   const list = copyOf("keys");
   if (/Mac|iPhone|iPad/.test(navigator.platform)) for (const key of list.querySelectorAll("kbd")) key.textContent = key.textContent.replace("Ctrl", "⌘");
-  const dialog = openDialog("Keyboard shortcuts", "box keys",
-    h("div", { class: "drawer-head" }, h("h2", {}, "Keyboard shortcuts"), iconButton("close", "Close the list", () => dialog.close())), list);
+  openDialog("Keyboard shortcuts", "box keys", list);
 }

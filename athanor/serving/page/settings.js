@@ -1,7 +1,7 @@
 // System prompt and sampling of the shown chat; what the drawer holds is in index.html.
 
 import { tell } from "./chat.js";
-import { $, copyOf, iconButton, openDialog } from "./dom.js";
+import { $, copyOf, openDialog } from "./dom.js";
 import { chosenModels, modelOf, on, patchChat, state } from "./state.js";
 
 const TOLD = 5; // likely tokens at each step
@@ -41,14 +41,12 @@ export function open() {
     const on = chat.sampling.top_logprobs !== undefined;
     part("#set-chances").setAttribute("aria-checked", String(on));
     part("#set-chances").textContent = on ? "On" : "Off";
-    mark();
   };
   const fields = lines.filter((line) => line.querySelector("input")).map((line) => number(line, chat, model, set));
   part("#system").value = chat.system ?? "";
   part("#system").addEventListener("input", ({ target }) => save({ system: target.value.trim() }));
   part("#set-chances").addEventListener("click", () => set("top_logprobs", chat.sampling.top_logprobs === undefined ? TOLD : null));
   part("#reset").addEventListener("click", () => (save({ sampling: {} }), fields.forEach((fill) => fill())));
-  part(".drawer-head").append(iconButton("close", "Close the settings", () => dialog.close()));
   fields.forEach((fill) => fill());
   show();
   dialog.addEventListener("close", () => $("settings").focus());
@@ -62,13 +60,12 @@ function number(line, chat, model, set) {
   if (name === "max_new_tokens" && model?.context_tokens) slider.max = model.context_tokens;
   const own = line.querySelector(".usual");
   if (own) own.textContent = ` Model's own: ${usual}.`;
-  const take = () => set(name, field.value === "" || (own && Number(field.value) === Number(usual)) ? null : Number(field.value));
   line.addEventListener("input", ({ target }) => {
     if (target === slider) field.value = slider.value;
     field.classList.toggle("wrong", !field.validity.valid);
     if (!field.validity.valid) return;
     slider.value = field.value || usual;
-    take();
+    set(name, field.value === "" || (own && Number(field.value) === Number(usual)) ? null : Number(field.value));
   });
   field.addEventListener("blur", () => (field.value ||= usual));
   return () => (slider.value = field.value = chat.sampling[name] ?? usual);

@@ -85,11 +85,10 @@ export async function refresh() {
 }
 
 function load() {
-  const field = h("input", { type: "file", accept: ".json,application/json" });
+  const field = h("input", { type: "file", accept: ".json" });
   field.addEventListener("change", () => tell(async () => {
-    const count = await chats.importChats(await field.files[0].text());
-    await refresh();
-    toast(`${count} ${count === 1 ? "chat is" : "chats are"} here now.`);
+    toast(`Imported: ${await chats.importChats(await field.files[0].text())}`);
+    refresh();
   }));
   field.click();
 }
@@ -115,7 +114,7 @@ function drawList() {
   for (const chat of state.chats) groups.set(group(chat), [...(groups.get(group(chat)) ?? []), chat]);
   const focused = document.activeElement?.closest?.("#chats [data-chat]")?.dataset.chat;
   const parts = [...groups].flatMap(([name, rows]) => [h("h2", {}, name), h("ul", {}, rows.map(entry))]);
-  if (!state.chats.length) parts.push(h("p", { class: "muted none" }, words ? "Nothing found." : "Your chats will be listed here."));
+  if (!state.chats.length) parts.push(h("p.muted.none", {}, words ? "Nothing found." : "Your chats will be listed here."));
   $("chats").replaceChildren(...parts);
   if (renaming) $("chats").querySelector("input")?.focus();
   else if (focused) $("chats").querySelector(`[data-chat="${CSS.escape(focused)}"] a`)?.focus();
@@ -131,13 +130,13 @@ function entry(chat) {
   ]), { "aria-haspopup": "menu" });
   return h("li", { "data-chat": chat.id, class: current && "current" },
     h("a", { href: `#/chat/${chat.id}`, "aria-current": current && "page", title: titleOf(chat) },
-      h("span", { class: "title" }, titleOf(chat)),
-      words && chat.snippet && h("span", { class: "snippet" }, chat.snippet)),
-    state.lives.has(chat.id) && h("span", { class: "dot loading", title: "Answering" }), more);
+      h("span.title", {}, titleOf(chat)),
+      words && chat.snippet && h("span.snippet", {}, chat.snippet)),
+    state.lives.has(chat.id) && h("span.dot.loading", { title: "Answering" }), more);
 }
 
 function renameField(chat) {
-  const field = h("input", { class: "rename", value: titleOf(chat), "aria-label": "Title of the chat", maxlength: "200" });
+  const field = h("input.rename", { value: titleOf(chat), "aria-label": "Title of the chat", maxlength: "200" });
   let over = false;
   const close = (keep) => {
     if (over) return;
@@ -168,7 +167,7 @@ function renameField(chat) {
 const exports = (id) => [["markdown", "Export as Markdown"], ["json", "Export as JSON"], ["messages", "Export for training (JSONL)"]]
   .map(([format, label]) => ({ label, icon: "download", run: () => tell(() => chats.exportChat(id, format)) }));
 
-/** It is marked first, so that it is gone after a reload too, and removed when the time to undo it is over. */
+/** Marked first, so that it is gone after a reload too, and removed once it cannot be undone any more. */
 function remove(chat) {
   const mark = (deleted) => tell(() => chats.update(chat.id, { deleted, updated_at: chat.updated_at })).then(refresh);
   state.lives.get(chat.id)?.aborter.abort();

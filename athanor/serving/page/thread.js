@@ -84,21 +84,17 @@ function settled(chat) {
 }
 
 function during(chat, now) {
-  const { request, slots } = now;
-  const again = request.user !== undefined;
-  const path = pathTo(chat, again ? request.user : request.parent);
-  if (!again) path.push({ id: null, role: "user", content: request.content });
-  const question = path.pop();
-  const elements = [...path.map(single), userMessage(question, slots.map((slot) => slot.model))];
+  const { request, slots, user } = now;
   const column = slots.length > 1;
-  const answers = slots.map((slot) => liveAnswer(slot, { column, grown: follow, given: question.content }));
-  return [...elements, ...(column ? [columns(answers, "")] : answers)];
+  const answers = slots.map((slot) => liveAnswer(slot, { column, grown: follow, given: user.content }));
+  return [...pathTo(chat, user.parent).map(single), userMessage(request.user ? user : { ...user, id: null }, slots.map((slot) => slot.model)),
+    ...column ? [columns(answers, "")] : answers];
 }
 
 function columns(answers, hint) {
-  answers.forEach((answer, at) => answer.querySelector(".who").append(h("span", { class: "which" }, `${at + 1} of ${answers.length}`)));
-  return h("div", { class: "comparison" }, h("div", { class: "pair", tabindex: "0", role: "group", "aria-label": "Two answers" }, answers),
-    hint && h("p", { class: "muted hint" }, hint));
+  answers.forEach((answer, at) => answer.querySelector(".who").append(h("span.which", {}, `${at + 1} of ${answers.length}`)));
+  return h("div.comparison", {}, h("div.pair", { tabindex: "0", role: "group", "aria-label": "Two answers" }, answers),
+    hint && h("p.muted.hint", {}, hint));
 }
 
 /** Questions that the chosen model was asked in its own evaluation, and answered. */
@@ -108,14 +104,14 @@ const offer = () => JSON.stringify([starters(), continues(chosenModels()[0])]);
 function welcome() {
   if (!state.known || state.chat.unread) return [];
   if (!state.models.length) return [copyOf("no-model")];
-  const cards = starters().map(({ title, text }) => h("button", { type: "button", class: "card", onclick: () => submit(text) },
-    h("span", { class: "muted" }, title), h("span", {}, text)));
+  const cards = starters().map(({ title, text }) => h("button.card", { onclick: () => submit(text) },
+    h("span.muted", {}, title), h("span", {}, text)));
   offered = offer();
   const goesOn = continues(chosenModels()[0]);
   const view = copyOf(goesOn ? "welcome-base" : "welcome");
-  if (cards.length) view.append(h("div", { class: "cards" }, cards));
+  if (cards.length) view.append(h("div.cards", {}, cards));
   if (chosenModels().length) {
-    view.append(h("button", { type: "button", class: "text more", onclick: () => openAbout(chosenModels()[0]) }, "What it was taught, and what it is made of"));
+    view.append(h("button.text.more", { onclick: () => openAbout(chosenModels()[0]) }, "What it was taught, and what it is made of"));
   }
   return [view];
 }
