@@ -42,9 +42,8 @@ const rangeOf = (id) => IDBKeyRange.bound([id], [id, []]);
 
 async function write(id, action) {
   const tx = (await open()).transaction(["chats", "messages"], "readwrite");
-  const [result] = await Promise.all([action(tx.objectStore("chats"), tx.objectStore("messages")), tx.done]);
+  await Promise.all([action(tx.objectStore("chats"), tx.objectStore("messages")), tx.done]);
   elsewhere.postMessage(id);
-  return result;
 }
 
 export function create({ messages, unread, ...chat }) {
@@ -95,7 +94,7 @@ export async function purge() {
     : !leaf && Date.parse(updated_at) < Date.now() - 86_400_000;
   for (const { id } of (await db.getAll("chats")).filter(gone)) {
     const messages = await db.getAll("messages", rangeOf(id));
-    // Without the server it is tried again later.
+    // Tried again later without the server.
     if (messages.some((message) => message.feedback)) await send("DELETE", `/api/feedback?chat=${id}`);
     await write(id, (chats, stored) => Promise.all([chats.delete(id), stored.delete(rangeOf(id))]));
   }

@@ -114,7 +114,7 @@ export function openMenu(button, label, items, classes = "") {
   (menu.querySelector("[aria-checked=true]") ?? menu.firstElementChild)?.focus();
 }
 
-/** A bar that fills this share of its width. */
+/** A bar of which this share is filled. */
 export function bar(share) {
   const element = h("span.bar", {}, h("i"));
   element.firstChild.style.width = `${share * 100}%`;
