@@ -32,14 +32,12 @@ LOOPBACK = (None, "127.0.0.1", "localhost", "::1")  # None: no browser, which al
 FORWARDED = {"forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip"}  # a proxy asks for somebody else
 
 
-def page_routes(
-    models: Models, feedback: Feedback, limit: Limit, *, version: str = "", retraining: Retraining | None = None
-) -> list[Route]:
+def page_routes(models: Models, feedback: Feedback, limit: Limit, retraining: Retraining | None = None) -> list[Route]:
     """`retraining`: None where the page may start none."""
 
     async def state(request: Request) -> Response:
         models.refresh()
-        now = {"version": version, "models": models.states(), "default_model": None}
+        now = {"models": models.states(), "default_model": None}
         with suppress(InputError):
             now["default_model"] = models.default()
         return JSONResponse(now | {"retraining": retraining and await to_thread(retraining.state)})

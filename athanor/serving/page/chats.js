@@ -94,7 +94,7 @@ export async function purge() {
     : !leaf && Date.parse(updated_at) < Date.now() - 86_400_000;
   for (const { id } of (await db.getAll("chats")).filter(gone)) {
     const messages = await db.getAll("messages", rangeOf(id));
-    // Tried again later without the server.
+    // Without the server, later.
     if (messages.some((message) => message.feedback)) await send("DELETE", `/api/feedback?chat=${id}`);
     await write(id, (chats, stored) => Promise.all([chats.delete(id), stored.delete(rangeOf(id))]));
   }
