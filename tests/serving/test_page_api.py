@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from athanor.serving.feedback import Feedback
 from starlette.testclient import TestClient
-from tests.serving.fake_models import FakeModels, parrot_job
-from tests.serving.judging import asked
 
 from athanor.serving.app import build_app
+from athanor.serving.feedback import Feedback
 from athanor.serving.page_api import page_routes
+from tests.serving.fake_models import FakeModels, parrot_job
+from tests.serving.judging import asked
 from tests.serving.live import streamed
 from tests.serving.parrot import PLAIN, WHO
 
