@@ -100,8 +100,6 @@ export async function retry({ request, models }) {
 function begin(chat) {
   const now = chats.stamp();
   Object.assign(chat, { id: chats.newId(), created_at: now, updated_at: now, models: chosenModels() });
-  setDraft(chat.id, draft(null)); // what was typed meanwhile
-  setDraft(null, "");
   history.replaceState(null, "", `#/chat/${chat.id}`);
   tell(() => chats.create(chat));
 }
