@@ -86,13 +86,13 @@ class Server:
 
     @contextmanager
     def slowed(self) -> Iterator[None]:
-        """Let the workers run a fiftieth of the time, so that a browser on a busy machine sees an answer grow."""
+        """Let the engines run a tenth of the time, so that a browser on a busy machine sees an answer grow."""
         ended = threading.Event()
 
         def pace() -> None:
             while not ended.wait(0.002):
                 workers = psutil.Process(self.process.pid).children(recursive=True)
-                for number, seconds in ((signal.SIGSTOP, 0.1), (signal.SIGCONT, 0.0)):
+                for number, seconds in ((signal.SIGSTOP, 0.04), (signal.SIGCONT, 0.003)):
                     for worker in workers:
                         worker.send_signal(number)
                     ended.wait(seconds)

@@ -90,9 +90,10 @@ def browser(request, playwright):
 def models(parrot_parts, tmp_path_factory) -> list[Path]:
     """Two that answer, and one whose weights are gone."""
     folder = tmp_path_factory.mktemp("models")
-    made = [write_export(folder / name, parrot_parts, name) for name in ("parrot", "polly", "broken")]
-    (made[2] / "model.safetensors").unlink()
-    return made
+    for name in ("broken", "polly", "parrot"):  # the newest is the default
+        write_export(folder / name, parrot_parts, name)
+    (folder / "broken/model.safetensors").unlink()
+    return [folder / name for name in ("parrot", "polly", "broken")]
 
 
 @pytest.fixture(scope="module")
