@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -83,27 +82,6 @@ class Server:
         """The process that computes."""
         children = psutil.Process(self.process.pid).children(recursive=True)
         return next(one for one in children if "athanor.serving.engine" in one.cmdline())
-
-    @contextmanager
-    def slowed(self) -> Iterator[None]:
-        """Let the engines run a tenth of the time, so that a browser on a busy machine sees an answer grow."""
-        ended = threading.Event()
-
-        def pace() -> None:
-            while not ended.wait(0.002):
-                workers = psutil.Process(self.process.pid).children(recursive=True)
-                for number, seconds in ((signal.SIGSTOP, 0.04), (signal.SIGCONT, 0.003)):
-                    for worker in workers:
-                        worker.send_signal(number)
-                    ended.wait(seconds)
-
-        thread = threading.Thread(target=pace)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
 
     def kill(self) -> None:
         if self.process.poll() is None:

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from athanor.tokenizer.tokenizer import Tokenizer
-from tests.evaluation.tiny import write_tiny_tokenizer
+from tests.evaluation.tiny import always_says, write_tiny_tokenizer
+from tests.serving import models_tiny
 from tests.serving.live import PATIENCE
 from tests.serving.parrot import write_export, write_parts
 
@@ -88,12 +89,15 @@ def browser(request, playwright):
 
 @pytest.fixture(scope="module")
 def models(parrot_parts, tmp_path_factory) -> list[Path]:
-    """Two that answer, and one whose weights are gone."""
+    """Two that answer, one whose weights are gone, and one that says a word until it is stopped."""
     folder = tmp_path_factory.mktemp("models")
+    tokenizer = write_tiny_tokenizer(folder / "tokenizer")
+    model = always_says(tokenizer, tokenizer.encode(" the")[0], 30_000)
+    models_tiny.write_export(folder / "endless", model, tokenizer, folder / "tokenizer", types=("f32",))
     for name in ("broken", "polly", "parrot"):  # the newest is the default
         write_export(folder / name, parrot_parts, name)
     (folder / "broken/model.safetensors").unlink()
-    return [folder / name for name in ("parrot", "polly", "broken")]
+    return [folder / name for name in ("parrot", "polly", "broken", "endless")]
 
 
 @pytest.fixture(scope="module")

@@ -114,10 +114,10 @@ async function run(chat, request, models, giveBack = () => {}) {
   if (chat.id === null) begin(chat);
   const begun = chat.messages.find((message) => message.id === request.begun);
   const before = begun?.content.replace(/\ufffd+$/, "") ?? ""; // a character that was cut comes whole
-  const slots = models.map((model) => ({ model, text: before, phase: "waiting", message: null, likely: [], stats: {},
-    started: performance.now(), id: chats.newId(), created_at: chats.stamp() }));
   const user = chat.messages.find((message) => message.id === request.user)
     ?? { id: chats.newId(), parent: request.parent, role: "user", content: request.content, created_at: chats.stamp() };
+  const slots = models.map((model) => ({ model, text: before, phase: "waiting", message: null, likely: [], stats: {},
+    started: performance.now(), id: chats.newId(), created_at: chats.stamp() }));
   const now = { chat, request, user, begun, before, slots, aborter: new AbortController(), saved: 0 };
   state.lives.set(chat.id, now);
   state.problems.delete(chat.id);
