@@ -89,7 +89,7 @@ def browser(request, playwright):
 
 @pytest.fixture(scope="module")
 def models(parrot_parts, tmp_path_factory) -> list[Path]:
-    """Two that answer, one whose weights are gone, and one that says a word until it is stopped."""
+    """Two that answer, one whose weights are gone, and `tiny`, which says a word until it is stopped."""
     folder = tmp_path_factory.mktemp("models")
     tokenizer = write_tiny_tokenizer(folder / "tokenizer")
     model = always_says(tokenizer, tokenizer.encode(" the")[0], 30_000)

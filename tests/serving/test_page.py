@@ -30,6 +30,7 @@ def test_an_answer_is_shown_as_markdown(reader):
     for selector, text in (("h2", "Birds"), ("li strong", "parrot"), ("math[display=block] msup", "x2")):
         reader.see(f".prose {selector}").to_have_text(text)
     assert re.fullmatch(r"parrot.* · \d+ tokens · [\d,]+ tokens/s", reader.stats())
+    reader.new_chat()
     reader.ask(CODE[0])
     reader.see(".code code").to_have_text("def add(a, b):\n    return a + b  # <b>both</b>")
     reader.see(".code .hljs-keyword >> nth=0").to_have_text("def")
@@ -39,7 +40,7 @@ def test_an_answer_is_shown_as_markdown(reader):
 @pytest.mark.parametrize("closed", [False, True])
 def test_an_answer_grows_and_what_was_said_of_it_stays_and_is_continued(reader, closed):
     """Stopped, or in the middle of it the page was closed."""
-    choose_model(reader, "endless")
+    choose_model(reader, "tiny")
     reader.ask("Go", wait=False)
     reader.until("new Set(window.lengths).size > 4")
     if not closed:
@@ -228,7 +229,7 @@ def test_two_tabs_show_the_same_chats(reader):
 
 
 def test_what_is_typed_while_an_answer_is_made_stays_with_its_chat(reader):
-    choose_model(reader, "endless")
+    choose_model(reader, "tiny")
     reader.ask("Go", wait=False)
     reader.page.fill("#question", "and then")
     reader.until("window.lengths.at(-1) > 0")

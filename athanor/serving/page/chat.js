@@ -207,7 +207,7 @@ async function finish(now, problem, giveBack) {
     const text = problem.kind ? problem.message : `Something went wrong on this page: ${problem.message}`;
     const rest = { user: user.id, sampling: request.sampling, begun: slots.length === 1 ? said[0]?.id : undefined };
     state.problems.set(chat.id, { text, kind: problem.kind ?? "page", request: said.length ? rest : request,
-      models: said.length && failed.length < slots.length ? failed.map((slot) => slot.model) : null });
+      models: said.length && failed.length === 1 && slots.length === 2 ? [failed[0].model] : null });
     announce(text);
   }
   changed("thread", "composer", "chats");
