@@ -50,7 +50,7 @@ def test_an_answer_grows_and_what_was_said_of_it_stays_and_is_continued(reader, 
         assert lengths == sorted(lengths)
     reader.reload()
     said = reader.answers()[0]
-    assert reader.questions() == ["Go"] and said.startswith("the the") and reader.stats().endswith("stopped")
+    assert reader.questions() == ["Go"] and said.startswith("the") and reader.stats().endswith("stopped")
     reader.press("Continue")
     reader.until(f"window.lengths.at(-1) > {len(said) + 50}")
     reader.press("Stop the answer")

@@ -10,6 +10,8 @@ import { newestUnder, pathTo, put, variants } from "./tree.js";
 const WARM = 0.7; // a temperature for another answer, where the chat's own is 0
 const SAVE_MS = 500; // between two savings of an answer that grows
 
+addEventListener("pagehide", () => state.lives.forEach((now) => save(now)));
+
 /** Show the chat of this id, null for a new one; false if there is none. */
 export async function openChat(id) {
   state.view = "chat";
