@@ -59,7 +59,7 @@ def page_routes(models: Models, feedback: Feedback, limit: Limit, retraining: Re
 
     async def answer(request: Request) -> Response:
         body = await read(request)
-        names = texts("models", body.get("models"), MOST_MODELS, NAME_CHARS) or [models.default()]
+        names = texts("models", body.get("models") or [], MOST_MODELS, NAME_CHARS) or [models.default()]
         names = [models.available(name).id for name in names]
         messages = messages_of("messages", body.get("messages"))
         if not isinstance(sampling := body.get("sampling") or {}, dict):
