@@ -170,7 +170,6 @@ def test_a_base_model_goes_on_with_a_text_in_one_piece(open_reader, parrot_parts
 # -- chats ----------------------------------------------------------------------------
 
 
-@BOTH
 def test_chats_are_found_renamed_exported_deleted_and_imported(reader):
     page = reader.page
     reader.ask(CODE[0])
