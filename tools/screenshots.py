@@ -1,10 +1,10 @@
 """Pictures of the chat page for the documentation, from a running server.
 
-    athanor serve --history /somewhere/else.sqlite3 &
+    athanor serve --feedback /somewhere/else.jsonl &
     python tools/screenshots.py http://127.0.0.1:8080/ [--out docs]
 
 Asks a few questions that the default run teaches and one that it does not, so
-give the server a history of its own. The picture of a comparison needs two
+give the server a file of feedback of its own. The picture of a comparison needs two
 models. Needs playwright and a Chromium.
 """
 

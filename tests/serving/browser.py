@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from playwright.sync_api import Browser, BrowserContext, Error, LocatorAssertion
 PATIENCE = 60_000  # milliseconds, for what takes a fraction of a second on a quiet machine
 DESKTOP, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
 REPOSITORY = Path(__file__).resolve().parents[2]
+expect.set_options(timeout=PATIENCE)
 
 
 def launched(playwright: Playwright, name: str) -> Browser:
@@ -48,8 +48,8 @@ class Server:
         self.start()
 
     def start(self) -> None:
-        history = self.folder / "chat.sqlite3"
-        command = [sys.executable, "-m", "athanor", "serve", f"--port={self.port}", f"--history={history}"]
+        feedback = self.folder / "feedback.jsonl"
+        command = [sys.executable, "-m", "athanor", "serve", f"--port={self.port}", f"--feedback={feedback}"]
         folders = filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH")))
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(folders)}
         for name in ("ATHANOR_API_KEY", "DVC_ROOT"):
@@ -78,26 +78,10 @@ class Server:
         """To the server and its workers."""
         os.killpg(self.process.pid, number)
 
-    @contextmanager
-    def slowed(self) -> Iterator[None]:
-        """Let the workers run a fiftieth of the time, so that a browser on a busy machine sees an answer grow."""
-        ended = threading.Event()
-
-        def pace() -> None:
-            while not ended.wait(0.002):
-                workers = psutil.Process(self.process.pid).children(recursive=True)
-                for number, seconds in ((signal.SIGSTOP, 0.1), (signal.SIGCONT, 0.0)):
-                    for worker in workers:
-                        worker.send_signal(number)
-                    ended.wait(seconds)
-
-        thread = threading.Thread(target=pace)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
+    def engine(self) -> psutil.Process:
+        """The process that computes."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return next(one for one in children if "athanor.serving.engine" in one.cmdline())
 
     def kill(self) -> None:
         if self.process.poll() is None:
@@ -235,8 +219,8 @@ class Reader:
         return self.page.locator(".answer .stats").last.inner_text()
 
     def chat(self) -> dict:
-        """The shown chat as the server has it."""
-        return self.page.evaluate("fetch('/api/chats/' + location.hash.split('/')[2]).then((answer) => answer.json())")
+        """The shown chat as the browser keeps it."""
+        return self.page.evaluate("import('/page/chats.js').then(({ read }) => read(location.hash.split('/')[2]))")
 
     def titles(self) -> list[str]:
         return self.page.locator("#chats .title").all_inner_texts()
@@ -248,3 +232,16 @@ class Reader:
         hosts = {urlsplit(url).netloc for url in self.addresses if not url.startswith(("blob:", "data:"))}
         assert hosts == {urlsplit(self.url).netloc}
         assert [page.url for page in self.context.pages] == [self.page.url]
+
+
+def choose_model(reader: Reader, name: str, slot: int = 0) -> None:
+    reader.page.click(f"#model-{slot}")
+    reader.page.locator(".menu .label", has_text=re.compile(rf"^{name}\b")).last.click()
+    reader.see(f"#model-{slot}").to_contain_text(name)
+
+
+def menu(reader: Reader, title: str, item: str) -> None:
+    row = reader.page.locator("#chats li", has_text=title).first
+    row.hover()
+    row.get_by_role("button").click()
+    reader.page.get_by_role("menuitem", name=item).click()

@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
 from athanor.tokenizer.tokenizer import Tokenizer
-from tests.evaluation.tiny import write_tiny_tokenizer
+from tests.evaluation.tiny import always_says, write_tiny_tokenizer
+from tests.serving import models_tiny
 from tests.serving.live import PATIENCE
 from tests.serving.parrot import write_export, write_parts
 
@@ -54,3 +56,78 @@ def parrot_parts(tmp_path_factory) -> Path:
 def parrot_dir(parrot_parts, tmp_path_factory) -> Path:
     """An exported model that answers what parrot.py taught it."""
     return write_export(tmp_path_factory.mktemp("parrot") / "hf", parrot_parts)
+
+
+# -- the chat page in a browser --------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def playwright():
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install -e '.[test]'")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NODE_OPTIONS", f'--require="{Path(__file__).with_name("older_firefox.cjs")}"')
+        with api.sync_playwright() as playwright:
+            yield playwright
+
+
+@pytest.fixture(scope="module")
+def browser(request, playwright):
+    from playwright.sync_api import Error
+
+    from tests.serving.browser import launched
+
+    name = getattr(request, "param", "chromium")
+    try:
+        browser = launched(playwright, name)
+    except Error as error:
+        if os.environ.get("ATHANOR_TEST_BROWSER") == "required":
+            raise
+        pytest.skip(f"no {name} starts here (apt install chromium firefox-esr): {error.message[:200]}")
+    yield browser
+    browser.close()
+
+
+@pytest.fixture(scope="module")
+def models(parrot_parts, tmp_path_factory) -> list[Path]:
+    """Two that answer, one whose weights are gone, and `tiny`, which says a word until it is stopped."""
+    folder = tmp_path_factory.mktemp("models")
+    tokenizer = write_tiny_tokenizer(folder / "tokenizer")
+    model = always_says(tokenizer, tokenizer.encode(" the")[0], 30_000)
+    models_tiny.write_export(folder / "endless", model, tokenizer, folder / "tokenizer", types=("f32",))
+    for name in ("broken", "polly", "parrot"):  # the newest is the default
+        write_export(folder / name, parrot_parts, name)
+    (folder / "broken/model.safetensors").unlink()
+    return [folder / name for name in ("parrot", "polly", "broken", "endless")]
+
+
+@pytest.fixture(scope="module")
+def server(models, tmp_path_factory):
+    from tests.serving.browser import running
+
+    with running(tmp_path_factory.mktemp("server"), models) as server:
+        yield server
+
+
+@pytest.fixture
+def open_reader(browser):
+    """Opens readers; what must never happen is checked of each at the end."""
+    from tests.serving.browser import DESKTOP, Reader, let_driver_evaluate
+
+    readers = []
+
+    def opened(server, *, wait: bool = True, **settings) -> Reader:
+        context = browser.new_context(**{"viewport": DESKTOP, "accept_downloads": True} | settings)
+        if browser.browser_type.name == "firefox":
+            let_driver_evaluate(context, server.url)
+        readers.append(Reader(context, server.url, wait=wait))
+        return readers[-1]
+
+    yield opened
+    for reader in readers:
+        reader.check()
+        reader.context.close()
+
+
+@pytest.fixture
+def reader(open_reader, server):
+    return open_reader(server)

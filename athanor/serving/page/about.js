@@ -3,7 +3,7 @@
 import { getJson } from "./api.js";
 import { tell } from "./chat.js";
 import { submit } from "./composer.js";
-import { h, iconButton, openDialog } from "./dom.js";
+import { bar, h, openDialog } from "./dom.js";
 import { parsed, render } from "./markdown.js";
 import { modelOf } from "./state.js";
 
@@ -22,9 +22,8 @@ function rowsOf(tokens, ...columns) {
   return (found?.rows ?? []).map((row) => Object.fromEntries(row.map((cell, at) => [found.header[at].text, cell.text])));
 }
 
-const head = (text, dialog) => h("div", { class: "drawer-head" }, h("h2", {}, text), iconButton("close", "Close", () => dialog().close()));
-const part = (title, rows, help = null) => rows.length ? [h("h3", {}, title), help && h("p", { class: "help" }, help), h("ul", { class: "facts" }, rows)] : [];
-const line = (name, value, more) => h("li", {}, h("span", { class: "grow" }, name), h("span", { class: "figure" }, value), more && h("p", { class: "help" }, more));
+const part = (title, rows, help = null) => rows.length ? [h("h3", {}, title), help && h("p.help", {}, help), h("ul.facts", {}, rows)] : [];
+const line = (name, value, more) => h("li", {}, h("span.grow", {}, name), h("span.figure", {}, value), more && h("p.help", {}, more));
 
 function show(id, { card, topics, commit, health }) {
   const tokens = parsed(card.replace(/^---\n[\s\S]*?\n---\n/, ""));
@@ -33,13 +32,13 @@ function show(id, { card, topics, commit, health }) {
   const made = model?.created ? new Date(model.created * 1000).toLocaleDateString(undefined, { dateStyle: "medium" }) : "";
   const facts = [shape.parameters && `${shape.parameters} parameters`, shape.context && `sees ${shape.context}`,
     made && `made ${made}`, commit && `commit ${commit.slice(0, 7)}`].filter(Boolean).join(" · ");
-  const dialog = openDialog(`About ${id}`, "drawer about", head(`About ${id}`, () => dialog),
+  const dialog = openDialog(`About ${id}`, "drawer about",
     h("p", {}, model?.label !== id && h("span", {}, model?.label, h("br")), facts),
     part("Trained on", sources(tokens)),
     ...lessons(tokens, topics, card, () => dialog),
     part("Checks", checks(tokens, health)),
-    card ? h("button", { type: "button", class: "plain", onclick: () => (dialog.close(), whole(id, card)) }, "The whole card")
-      : h("p", { class: "muted" }, "There is no card beside this model."));
+    card ? h("button.plain", { onclick: () => (dialog.close(), whole(id, card)) }, "The whole card")
+      : h("p.muted", {}, "There is no card beside this model."));
 }
 
 function sources(tokens) {
@@ -55,12 +54,10 @@ function lessons(tokens, topics, card, dialog) {
   const chance = /Not clearly above its floor[^:]*: ([^.]*)\./.exec(card)?.[1].split(", ") ?? [];
   const known = new Map(topics.map((topic) => [topic.name, topic]));
   const row = ({ category, sft }) => {
-    const bar = h("span", { class: "bar" }, h("i"));
-    bar.firstChild.style.width = sft.split("%")[0] + "%";
     const { question, taught } = known.get(category) ?? {};
-    return h("li", {}, h("span", { class: "grow" }, words(category)), chance.includes(category) && h("span", { class: "muted" }, "as chance"),
-      bar, h("span", { class: "figure" }, sft),
-      taught && question && h("button", { type: "button", class: "example", onclick: () => (dialog().close(), submit(question)) }, question));
+    return h("li", {}, h("span.grow", {}, words(category)), chance.includes(category) && h("span.muted", {}, "as chance"),
+      bar(parseFloat(sft) / 100), h("span.figure", {}, sft),
+      taught && question && h("button.example", { onclick: () => (dialog().close(), submit(question)) }, question));
   };
   const scores = rowsOf(tokens, "category", "sft").filter(({ category }) => category !== "all")
     .sort((a, b) => parseFloat(b.sft) - parseFloat(a.sft));
@@ -80,7 +77,5 @@ function checks(tokens, health) {
 }
 
 function whole(id, card) {
-  const text = h("div", { class: "prose" });
-  text.append(render(card));
-  const dialog = openDialog(`Card of ${id}`, "box whole", head(`Card of ${id}`, () => dialog), text);
+  openDialog(`Card of ${id}`, "box whole", h("div.prose", {}, render(card)));
 }

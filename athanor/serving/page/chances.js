@@ -1,6 +1,6 @@
 // An answer as its tokens, each tinted by how likely it was to the model, with what else was likely.
 
-import { h, moveFocus, place } from "./dom.js";
+import { bar, h, moveFocus, place } from "./dom.js";
 
 const percent = (share) => share >= 0.9995 ? "100 %" : share < 0.0005 ? "< 0.1 %" : `${(share * 100).toFixed(1)} %`;
 const visible = (text) => text.replaceAll("\n", "↵").replaceAll(" ", "·") || "(end)";
@@ -9,19 +9,19 @@ const visible = (text) => text.replaceAll("\n", "↵").replaceAll(" ", "·") || 
 export function tinted(likely) {
   const spans = likely.map(([text, share, top]) => {
     if (share === null) return h("span", {}, text);
-    const span = h("span", { class: "token", tabindex: "-1" }, text.replaceAll("\n", "↵\n"));
+    const span = h("span.token", { tabindex: "-1" }, text.replaceAll("\n", "↵\n"));
     span.style.setProperty("--doubt", `${Math.round((1 - share) * 55)}%`);
     span.told = () => [h("strong", {}, `${visible(text)}  ${percent(share)}`),
-      h("ul", { class: "facts" }, top.map(([other, chance]) => bar(other, chance)))];
+      h("ul.facts", {}, top.map(([other, chance]) => h("li", {}, h("span.grow", {}, visible(other)), bar(chance), h("span.figure", {}, percent(chance)))))];
     return span;
   });
-  const box = h("div", { class: "prose tokens", tabindex: "0", role: "group",
+  const box = h("div.prose.tokens", { tabindex: "0", role: "group",
     "aria-label": "Tokens by their probability; arrow keys go through them" }, spans);
   const hide = () => box.querySelector(".chances")?.remove();
   const show = ({ target }) => {
     hide();
     if (!target.told) return;
-    const tip = h("div", { class: "chances", role: "status" }, target.told());
+    const tip = h("div.chances", { role: "status" }, target.told());
     box.append(tip);
     place(tip, target);
   };
@@ -35,10 +35,4 @@ export function tinted(likely) {
     if (key) moveFocus({ key, preventDefault: () => event.preventDefault() }, spans.filter((span) => span.told));
   });
   return box;
-}
-
-function bar(text, share) {
-  const line = h("li", {}, h("span", { class: "grow" }, visible(text)), h("span", { class: "bar" }, h("i")), h("span", { class: "figure" }, percent(share)));
-  line.querySelector("i").style.width = `${share * 100}%`;
-  return line;
 }

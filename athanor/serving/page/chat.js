@@ -1,18 +1,18 @@
 // The conversation: opening, asking, answering again, stopping, picking. Shows nothing itself (thread.js does).
 
-import { answers, getJson, Problem, send } from "./api.js";
+import { answers, Problem, send } from "./api.js";
+import * as chats from "./chats.js";
 import { announce, toast } from "./dom.js";
-import { draft, moveDraft, setDraft } from "./drafts.js";
+import { draft, setDraft } from "./drafts.js";
 import { changed, chosenModels, emptyChat, loadModels, modelOf, patchChat, remember, state } from "./state.js";
-import { newestUnder, pathTo, variants, withMessage } from "./tree.js";
+import { newestUnder, pathTo, put, variants } from "./tree.js";
 
 const WARM = 0.7; // a temperature for another answer, where the chat's own is 0
+const SAVE_MS = 500; // between two savings of an answer that grows
 
-let leaving = false;
-addEventListener("pagehide", () => (leaving = true));
-addEventListener("pageshow", () => (leaving = false));
+addEventListener("pagehide", () => state.lives.forEach((now) => save(now)));
 
-/** Show the chat of this id; null is a new one. */
+/** Show the chat of this id, null for a new one; false if there is none. */
 export async function openChat(id) {
   state.view = "chat";
   state.editing = null;
@@ -23,41 +23,42 @@ export async function openChat(id) {
     state.chat = state.lives.get(id).chat;
   } else if (state.chat.id !== id || state.chat.unread) {
     state.opening = id;
-    if (state.chat.unread) {
-      state.chat = emptyChat(id);
-      changed("view", "thread", "composer");
-    }
-    const chat = await getJson(`/api/chats/${id}`);
-    if (state.opening !== id) return; // another one was asked for meanwhile
+    const chat = await chats.read(id);
+    if (state.opening !== id) return true; // another one was asked for meanwhile
     state.opening = null;
+    if (!chat) return false;
     state.chat = chat;
   }
   changed("view", "chat", "models", "thread", "composer", "chats");
   if (id === null) changed("fresh");
+  return true;
+}
+
+/** Another tab has changed the shown chat; false if it has deleted it. */
+export async function reread() {
+  const { chat } = state;
+  if (chat.id === null || chat.unread || live()) return true;
+  const stored = await chats.read(chat.id);
+  if (state.chat !== chat || live()) return true;
+  if (stored) Object.assign(chat, stored);
+  changed("chat", "models", "thread");
+  return Boolean(stored);
 }
 
 export const live = () => state.lives.get(state.chat.id) ?? null;
 
-/** A new question at the end of the conversation; its text goes back to the composer if it cannot be answered. */
-export function ask(text) {
-  return question(text, null);
-}
-
-/** A question in other words, as a variant of `message`. */
-export function askAnew(message, text) {
-  return question(text, message);
-}
-
-async function question(text, instead) {
+/** A new question, or another wording of `instead`; given back if it cannot be answered. */
+export function ask(text, instead = null) {
   const { chat } = state;
-  const giveBack = (id) => {
-    if (instead) state.editing = { id: instead.id, text };
-    else setDraft(id, [text, draft(id)].filter(Boolean).join("\n\n")); // what was typed meanwhile stays, too
-  };
   state.editing = null;
-  const request = { content: text, parent: instead ? instead.parent : chat.leaf };
-  return run(chat, request, chosenModels(), () => giveBack(chat.id));
+  return run(chat, { content: text, parent: instead ? instead.parent : chat.leaf }, chosenModels(), () => {
+    if (instead) state.editing = { id: instead.id, text };
+    else putBack(chat, text);
+  });
 }
+
+/** What was typed meanwhile stays, too. */
+const putBack = ({ id }, text) => setDraft(id, [text, draft(id)].filter(Boolean).join("\n\n"));
 
 /** Another answer to the same question; of both models while two are compared. `own`: settings of this answer alone. */
 export async function answerAgain(message, own = {}) {
@@ -68,7 +69,7 @@ export async function answerAgain(message, own = {}) {
   const before = message.content;
   const compared = chosenModels().length === 2;
   const models = compared ? chosenModels() : [chosenModels()[0] ?? message.model];
-  await run(chat, { user: message.parent, sampling }, models, () => {});
+  await run(chat, { user: message.parent, sampling }, models);
   const now = chat.messages.find((other) => other.id === chat.leaf);
   const heat = sampling.temperature ?? modelOf(message.model)?.defaults?.temperature;
   if (!compared && !heat && now && now.id !== message.id && now.model === message.model && now.content === before) {
@@ -80,173 +81,143 @@ export async function answerAgain(message, own = {}) {
 /** More of an answer that was cut or stopped, in the same place. */
 export function goOn(message) {
   const model = modelOf(message.model) ? message.model : chosenModels()[0];
-  return run(state.chat, { user: message.parent, begun: message.id }, [model], () => {});
+  return run(state.chat, { user: message.parent, begun: message.id }, [model]);
 }
 
-/** Send a request again that failed. */
-export async function retry(problem) {
+/** Send a request again that failed; an answer that was begun is continued. */
+export async function retry({ request, models }) {
   const { chat } = state;
   state.problems.delete(chat.id);
-  const models = problem.request.begun === undefined ? chosenModels() : chosenModels().slice(0, 1);
-  if (problem.request.user !== undefined) return run(chat, problem.request, models, () => {});
-  const text = problem.request.content;
+  if (request.user !== undefined) return run(chat, request, models ?? chosenModels().slice(0, request.begun ? 1 : 2));
+  const text = request.content;
   // It was given back to where it came from; what else stands there is not part of it.
   const typed = draft(chat.id);
   if (typed === text || typed.startsWith(`${text}\n\n`)) setDraft(chat.id, typed.slice(text.length).trimStart());
   if (state.editing?.text === text) state.editing = null;
   changed("composer");
-  const giveBack = () => setDraft(chat.id, [text, draft(chat.id)].filter(Boolean).join("\n\n"));
-  return run(chat, { ...problem.request }, chosenModels(), giveBack);
+  return run(chat, request, chosenModels(), () => putBack(chat, text));
 }
 
-/** Store a new chat; returns what was set meanwhile, which the server does not know yet. */
-async function store(chat) {
-  const { system, sampling } = chat;
-  const before = { system, sampling, models: chat.models };
-  const models = chosenModels();
-  const stored = await send("POST", "/api/chats", { system, sampling, models });
-  const since = Object.fromEntries(Object.keys(before).filter((name) => chat[name] !== before[name]).map((name) => [name, chat[name]]));
-  Object.assign(chat, stored, { sampling, models }, since);
-  if (state.chat === chat) {
-    moveDraft(null, chat.id);
-    history.replaceState(null, "", `#/chat/${chat.id}`);
-  }
-  return since;
+/** Give a new chat its id, and its place in the address. */
+function begin(chat) {
+  const now = chats.stamp();
+  Object.assign(chat, { id: chats.newId(), created_at: now, updated_at: now, models: chosenModels() });
+  history.replaceState(null, "", `#/chat/${chat.id}`);
+  tell(() => chats.create(chat));
 }
 
-/** Before a question: the chat must be in the server, and known as the server has it. */
-async function prepare(now) {
-  const { chat, request } = now;
-  if (chat.id === null) {
-    const since = await store(chat);
-    state.lives.delete(null);
-    state.lives.set(chat.id, now);
-    if (Object.keys(since).length) await patchChat(since, chat);
-  } else if (chat.stale) {
-    const before = chat.leaf;
-    Object.assign(chat, await getJson(`/api/chats/${chat.id}`), { stale: false });
-    if (request.parent === before) request.parent = chat.leaf;
-  }
-  now.before = null;
+/** What a model reads: the system prompt, the messages up to `id`, and `more`. */
+function promptOf({ system, messages }, id, ...more) {
+  return [system && { role: "system", content: system }, ...pathTo({ messages }, id), ...more].filter(Boolean).map(({ role, content }) => ({ role, content }));
 }
 
-/** After a time without contact: the shown chat as the server has it, which others may have gone on with. */
-export async function catchUp() {
-  const { chat } = state;
-  if (chat.id === null || chat.unread || live()) return;
-  const known = chat.messages.length;
-  const stored = await getJson(`/api/chats/${chat.id}`);
-  if (state.lives.has(chat.id)) return;
-  Object.assign(chat, stored, { stale: false });
-  if (chat.messages.length > known) { // what broke off is among them
-    chat.broken = null;
-    const asked = chat.messages.findLast((message) => message.role === "user").content;
-    if (draft(chat.id) === asked) setDraft(chat.id, "");
-  }
-  if (!chat.broken && state.problems.get(chat.id)?.kind === "gone") state.problems.delete(chat.id);
-  changed("chat", "models", "thread", "composer");
-}
-
-function fail(chat, error, giveBack, request = null) {
-  giveBack();
-  const text = error instanceof Problem ? error.message : `Something went wrong on this page: ${error.message}`;
-  state.problems.set(chat.id, { text, kind: error.kind ?? "page", request });
-  announce(text);
-  changed("thread", "composer");
-  return false;
-}
-
-async function run(chat, request, models, giveBack) {
+async function run(chat, request, models, giveBack = () => {}) {
   if (!models.length || state.lives.has(chat.id)) return giveBack(), changed("thread", "composer"), false;
-  const text = chat.messages.find((message) => message.id === request.begun)?.content ?? "";
-  const slots = models.map((model) => ({ model, text, tokens: 0, phase: "waiting", message: null, forgotten: 0 }));
-  // What broke off before stays in view until the chat is known as the server has it.
-  const now = { chat, request, slots, aborter: new AbortController(), stopping: false, before: chat.broken };
+  if (chat.id === null) begin(chat);
+  const begun = chat.messages.find((message) => message.id === request.begun);
+  const before = begun?.content.replace(/\ufffd+$/, "") ?? ""; // a character that was cut comes whole
+  const user = chat.messages.find((message) => message.id === request.user)
+    ?? { id: chats.newId(), parent: request.parent, role: "user", content: request.content, created_at: chats.stamp() };
+  const slots = models.map((model) => ({ model, text: before, phase: "waiting", message: null, likely: [], stats: {},
+    started: performance.now(), id: chats.newId(), created_at: chats.stamp() }));
+  const now = { chat, request, user, begun, before, slots, aborter: new AbortController(), saved: 0 };
   state.lives.set(chat.id, now);
   state.problems.delete(chat.id);
-  chat.broken = null;
   remember("model", models[0]);
   announce("Answering");
   changed("asked", "thread", "composer", "chats");
+  const messages = promptOf(chat, user.parent, user, begun && { role: "assistant", content: before });
+  const body = { models, messages, sampling: request.sampling ?? chat.sampling };
   let problem = null;
   try {
-    await prepare(now);
-    const body = { sampling: chat.sampling, ...request, models };
-    for await (const event of answers(chat.id, body, now.aborter.signal)) take(now, event);
+    for await (const event of answers(body, now.aborter.signal)) take(now, event);
   } catch (error) {
     problem = error;
   }
-  state.lives.delete(chat.id);
   return finish(now, problem, giveBack);
 }
 
-function take(now, event) {
-  const slot = now.slots[event.slot];
-  if (event.type === "text") {
-    slot.text += event.text;
-    slot.tokens = event.tokens;
-    if (slot.phase === "writing") return slot.show?.();
-    slot.phase = "writing";
-  } else if (event.type === "loading") {
-    slot.phase = "loading";
-    loadModels().catch(() => {});
-  } else if (event.type === "start") {
-    slot.phase = "thinking";
-    slot.forgotten = event.forgotten;
-  } else if (event.type === "end") {
-    slot.phase = "done";
-    slot.message = event.message ?? null;
-  } else if (event.type === "error") {
-    slot.phase = "failed";
-    slot.problem = { text: event.message, kind: event.kind };
-  } else if (event.type === "done") {
-    now.done = event;
+function take(now, { slot: at, type, text = "", logprobs = [], kind, message, ...stats }) {
+  const slot = now.slots[at];
+  const growing = type === "text" && slot.phase === "writing";
+  slot.phase = { text: "writing", loading: "loading" }[type] ?? "";
+  slot.text += text;
+  Object.assign(slot.stats, stats);
+  for (const row of logprobs) {
+    const [own, ...top] = [row, ...row.top_logprobs].map(({ token, logprob }) => [token, Number(Math.exp(logprob).toFixed(4))]);
+    slot.likely.push([...own, top]);
   }
-  if (state.chat === now.chat) changed("thread");
+  if (type === "loading") loadModels().catch(() => {});
+  if (type === "start") slot.started = performance.now();
+  if (type === "text" && performance.now() - now.saved > SAVE_MS) tell(() => save(now));
+  if (type === "end") slot.message = answerOf(now, slot);
+  if (type === "error") slot.problem = { text: message, kind };
+  if (growing) slot.show?.();
+  else if (state.chat === now.chat) changed("thread");
 }
 
-function finish(now, problem, giveBack) {
-  const { chat, slots, done } = now;
-  if (done) {
-    const stored = [done.user, ...slots.map((slot) => slot.message)].filter(Boolean);
-    for (const message of stored) chat.messages = withMessage(chat, message).messages;
-    chat.leaf = done.leaf ?? chat.leaf;
-    announce(slots.map((slot) => slot.message?.content ?? "").join(" "));
-  } else {
-    // What was said stays in view; what the server kept of it is read before the next question.
-    chat.stale = chat.id !== null;
-    chat.broken = slots.some((slot) => slot.text) ? now : now.before;
+/** An answer so far, as a message; null while there is nothing of it. Counts are those of all its parts. */
+function answerOf({ user, begun, before }, slot) {
+  const { tokens = 0, seconds = (performance.now() - slot.started) / 1000, reason = "stopped" } = slot.stats;
+  if (reason === "stopped" && slot.text === before) return null;
+  const old = begun?.stats ?? {};
+  const stats = { ...slot.stats, reason, tokens: tokens + (old.tokens ?? 0), seconds: Number((seconds + (old.seconds ?? 0)).toFixed(3)) };
+  // Of a beginning they may not be known.
+  if (slot.likely.length) stats.likely = [...old.likely ?? (before ? [[before, null, []]] : []), ...slot.likely];
+  return { id: slot.id, parent: user.id, role: "assistant", model: slot.model, created_at: slot.created_at, ...begun, content: slot.text, stats };
+}
+
+/** What there is of a turn as messages: the question only with an answer. */
+function messagesOf(now) {
+  const said = now.slots.map((slot) => answerOf(now, slot)).filter(Boolean);
+  return said.length ? [now.user, ...said] : [];
+}
+
+function save(now) {
+  const { chat, user } = now;
+  const messages = messagesOf(now);
+  if (!messages.length) return null;
+  if (!now.saved && (!chat.title || chat.title === chats.titleFrom(chat.messages))) { // else it was given by hand
+    chat.title = chats.titleFrom([...chat.messages, user]);
+  }
+  now.saved = performance.now();
+  return chats.update(chat.id, { leaf: messages[1].id, title: chat.title }, messages);
+}
+
+async function finish(now, problem, giveBack) {
+  const { chat, slots, request, user } = now;
+  await tell(() => save(now));
+  state.lives.delete(chat.id);
+  const [, ...said] = messagesOf(now);
+  if (said.length) {
+    put(chat, user, ...said);
+    chat.leaf = said[0].id;
+    announce(said.map(({ content }) => content).join(" "));
+  } else if (request.content !== undefined) {
+    giveBack();
   }
   loadModels().catch(() => {});
   changed("answered");
   const failed = slots.filter((slot) => slot.problem);
-  // Who reloads the page stops the answer, and the server keeps what was said with its question.
-  const kept = leaving && slots.some((slot) => slot.text);
-  const lost = now.request.content !== undefined && !done?.user && !kept;
   if (problem?.name === "AbortError") problem = null;
   if (!problem && failed.length) {
-    const several = slots.length > 1;
-    const text = failed.map((slot) => (several ? `${slot.model}: ` : "") + slot.problem.text).join("\n");
+    const text = failed.map((slot) => (slots.length > 1 ? `${slot.model}: ` : "") + slot.problem.text).join("\n");
     problem = new Problem(text, failed[0].problem.kind);
   }
-  if (problem) return fail(chat, problem, lost ? giveBack : () => {}, now.request);
-  if (lost) giveBack();
+  if (problem) {
+    now.aborter.abort();
+    const text = problem.kind ? problem.message : `Something went wrong on this page: ${problem.message}`;
+    const rest = { user: user.id, sampling: request.sampling, begun: slots.length === 1 ? said[0]?.id : undefined };
+    state.problems.set(chat.id, { text, kind: problem.kind ?? "page", request: said.length ? rest : request,
+      models: said.length && failed.length === 1 && slots.length === 2 ? [failed[0].model] : null });
+    announce(text);
+  }
   changed("thread", "composer", "chats");
-  return true;
+  return !problem;
 }
 
 /** End the answer that is being made; what was said stays. */
-export async function stop() {
-  const now = live();
-  if (!now || now.stopping) return;
-  now.stopping = true;
-  try {
-    if (now.chat.id === null) return now.aborter.abort();
-    await send("POST", `/api/chats/${now.chat.id}/stop`);
-  } catch {
-    now.aborter.abort();
-  }
-}
+export const stop = () => live()?.aborter.abort();
 
 /** Show another variant of `message`: `step` 1 is the next, -1 the one before. */
 export async function flip(message, step) {
@@ -270,16 +241,20 @@ export async function pick(message) {
 }
 
 /** Keep a verdict, and maybe what the answer should have been. True if the server has it. */
-export async function feedback(message, verdict, correction = null) {
+export function feedback(message, verdict, correction = null) {
   const { chat } = state;
   return tell(async () => {
-    const stored = await send("PUT", `/api/messages/${message.id}/feedback`, { verdict, correction });
-    chat.messages = withMessage(chat, stored).messages;
+    const { id, parent, model, content } = message;
+    const row = await send("PUT", "/api/feedback", { chat: chat.id, title: chat.title, message: id, parent, model, answer: content, verdict, correction,
+      path: pathTo(chat, parent).map((one) => one.id), prompt: promptOf(chat, parent) });
+    const judged = { ...chat.messages.find((one) => one.id === id), feedback: { verdict, correction: row.correction, status: row.status } };
+    put(chat, judged);
     changed("thread");
+    await chats.update(chat.id, {}, [judged]);
   });
 }
 
-/** Run something that talks to the server; a failure becomes a note. True if it worked. */
+/** Run something that can fail; a failure becomes a note. True if it worked. */
 export async function tell(action) {
   try {
     await action();

@@ -2,7 +2,7 @@
 
 import { getJson, send } from "./api.js";
 import { tell } from "./chat.js";
-import { $, h, toast } from "./dom.js";
+import { $, copyOf, h, toast } from "./dom.js";
 import { render } from "./markdown.js";
 import { loadModels, on, state } from "./state.js";
 
@@ -35,16 +35,14 @@ function draw() {
   view.className = "corrections";
   view.setAttribute("aria-label", "Corrections");
   const of = (status) => rows.filter((row) => (row.status ?? "candidate") === status);
-  const tabs = TABS.map(([status, label]) => h("button", { type: "button", "aria-pressed": String(tab === status),
+  const tabs = TABS.map(([status, label]) => h("button", { "aria-pressed": String(tab === status),
     onclick: (event) => ((tab = status), draw(), refocus(event)), "data-key": status }, `${label} (${of(status).length})`));
   view.replaceChildren(
     h("h1", {}, "Corrections"),
-    h("p", { class: "muted" }, "What you accept can be trained on. In a terminal, ",
-      h("code", {}, "athanor chat export corpus/corrections.jsonl --write"), " and ", h("code", {}, "athanor repro"), " do that, and ",
-      h("code", {}, "athanor chat item NUMBER"), " makes a held-out question of one."),
+    copyOf("corrections-help"),
     retraining(),
-    h("div", { class: "tabs", role: "group", "aria-label": "Which" }, tabs),
-    ...(of(tab).length ? of(tab).map(card) : [h("p", { class: "muted none" }, NONE[tab])]));
+    h("div.tabs", { role: "group", "aria-label": "Which" }, tabs),
+    ...(of(tab).length ? of(tab).map(card) : [h("p.muted.none", {}, NONE[tab])]));
 }
 
 /** Starts a training on what is accepted, and tells how it goes. */
@@ -59,9 +57,9 @@ function retraining() {
   const told = { running: "Training… The model as it is answers meanwhile.", done: `Done. The new model answers now; it learned from ${taught} of them.`,
     failed: "The training did not finish." }[now];
   return h("section", { id: "retraining", "aria-label": "Training" },
-    h("button", { type: "button", class: "primary", onclick: start, disabled: now === "running" || !accepted },
+    h("button.primary", { onclick: start, disabled: now === "running" || !accepted },
       `Train on the accepted (${accepted})`),
-    told && h("p", { role: "status" }, told), now !== "none" && text && h("pre", { class: "muted" }, text));
+    told && h("p", { role: "status" }, told), now !== "none" && text && h("pre.muted", {}, text));
 }
 
 function refocus(event) {
@@ -69,28 +67,24 @@ function refocus(event) {
   if (key) $("view").querySelector(`[data-key="${key}"]`)?.focus();
 }
 
-function prose(text) {
-  const element = h("div", { class: "prose" });
-  element.append(render(text));
-  return element;
-}
+const prose = (text) => h("div.prose", {}, render(text));
 
 function card(row) {
   const question = row.prompt.filter((message) => message.role === "user").at(-1)?.content ?? "";
   const earlier = row.prompt.length - 1;
-  const decide = (status, label, classes) => h("button", { type: "button", class: classes, onclick: () => settle(row, status) }, label);
+  const decide = (status, label, classes) => h("button", { class: classes, onclick: () => settle(row, status) }, label);
   const actions = {
     candidate: [decide("rejected", "Reject", "plain"), decide("accepted", "Accept", "primary")],
     accepted: [decide("candidate", "Take back", "plain")],
     rejected: [decide("candidate", "Take back", "plain")],
   }[row.status ?? "candidate"];
-  return h("article", { class: "correction", "data-id": row.id, "aria-label": `Correction of: ${question.slice(0, 80)}` },
-    h("div", { class: "bubble" }, question),
-    h("div", { class: "halves" },
-      h("section", { class: "said" }, h("h2", {}, `${row.model ?? "It"} said`), prose(row.answer)),
-      h("section", { class: "should" }, h("h2", {}, "It should have said"), prose(row.correction))),
-    h("div", { class: "end" },
-      h("a", { class: "muted grow", href: `#/chat/${row.chat}` }, `No. ${row.id}, ${row.chat_title || "Chat"}${earlier > 0 ? `, after ${earlier} earlier messages` : ""}`),
+  return h("article.correction", { "data-id": row.id, "aria-label": `Correction of: ${question.slice(0, 80)}` },
+    h("div.bubble", {}, question),
+    h("div.halves", {},
+      h("section.said", {}, h("h2", {}, `${row.model ?? "It"} said`), prose(row.answer)),
+      h("section.should", {}, h("h2", {}, "It should have said"), prose(row.correction))),
+    h("div.end", {},
+      h("a.muted.grow", { href: `#/chat/${row.chat}` }, `No. ${row.id}, ${row.title || "Chat"}${earlier > 0 ? `, after ${earlier} earlier messages` : ""}`),
       actions));
 }
 

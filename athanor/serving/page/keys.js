@@ -1,24 +1,9 @@
 // Keyboard shortcuts, and the list of them.
 
 import { live, stop } from "./chat.js";
-import { $, h, iconButton, openDialog } from "./dom.js";
+import { $, copyOf, openDialog } from "./dom.js";
 import { open as openSettings } from "./settings.js";
 import { drawer, focusSearch } from "./sidebar.js";
-
-const mac = /Mac|iPhone|iPad/.test(navigator.platform);
-const MOD = mac ? "⌘" : "Ctrl";
-
-const KEYS = [
-  [["Enter"], "Send"],
-  [["Shift", "Enter"], "New line"],
-  [["Esc"], "Stop the answer, or close what is open"],
-  [["↑"], "Edit your last question (in an empty field)"],
-  [[MOD, "K"], "Search chats"],
-  [[MOD, "Shift", "O"], "New chat"],
-  [[MOD, "Shift", "S"], "Settings of this chat"],
-  [[MOD, "Shift", "C"], "Copy the last answer"],
-  [["?"], "This list"],
-];
 
 export function start() {
   $("show-keys").addEventListener("click", showKeys);
@@ -67,8 +52,7 @@ export function newChat() {
 }
 
 function showKeys() {
-  const rows = KEYS.map(([keys, text]) => h("div", {}, h("dt", {}, keys.map((key) => h("kbd", {}, key))), h("dd", {}, text)));
-  const dialog = openDialog("Keyboard shortcuts", "box keys",
-    h("div", { class: "drawer-head" }, h("h2", {}, "Keyboard shortcuts"), iconButton("close", "Close the list", () => dialog.close())),
-    h("dl", {}, rows));
+  const list = copyOf("keys");
+  if (/Mac|iPhone|iPad/.test(navigator.platform)) for (const key of list.querySelectorAll("kbd")) key.textContent = key.textContent.replace("Ctrl", "⌘");
+  openDialog("Keyboard shortcuts", "box keys", list);
 }

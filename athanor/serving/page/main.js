@@ -1,7 +1,8 @@
 // Starts the page: parts, theme, address, contact with the server.
 
 import { contact } from "./api.js";
-import { catchUp, openChat } from "./chat.js";
+import { openChat, reread } from "./chat.js";
+import { elsewhere } from "./chats.js";
 import * as composer from "./composer.js";
 import * as corrections from "./corrections.js";
 import { $, icon, setIcon, toast } from "./dom.js";
@@ -39,18 +40,15 @@ async function route() {
     return;
   }
   try {
-    await openChat(addressed());
+    if (!(await openChat(addressed()))) missing();
   } catch (error) {
-    if (error.status === 404) {
-      toast("That chat is not there any more.");
-      location.hash = "#/";
-    } else if (error.kind === "gone") {
-      const wanted = state.opening;
-      setTimeout(() => wanted !== null && state.opening === wanted && route(), RETRY_MS);
-    } else {
-      toast(error.message);
-    }
+    toast(error.message);
   }
+}
+
+function missing() {
+  toast("That chat is not in this browser.");
+  location.hash = "#/";
 }
 
 let gone = null;
@@ -58,7 +56,6 @@ let gone = null;
 function onContact({ detail: reached }) {
   $("gone").hidden = reached;
   if (reached) {
-    if (gone) catchUp().catch(() => {});
     clearInterval(gone);
     gone = null;
   } else if (!gone) {
@@ -67,15 +64,12 @@ function onContact({ detail: reached }) {
   }
 }
 
-/** What may have changed on the server; also the first thing the page asks. */
+/** What may have changed on the server. */
 async function refresh() {
   const first = !state.known;
   await loadModels();
-  sidebar.refresh();
-  if (first) {
-    await route();
-    changed("thread", "composer");
-  }
+  sidebar.refresh(); // what was deleted without contact is deleted there, too
+  if (first) changed("thread", "composer");
 }
 
 for (const element of document.querySelectorAll("[data-icon]")) element.prepend(icon(element.dataset.icon));
@@ -85,5 +79,11 @@ for (const part of [thread, models, composer, settings, sidebar, corrections, ke
 $("new-chat").addEventListener("click", () => setTimeout(() => $("question").focus()));
 contact.addEventListener("change", onContact);
 addEventListener("hashchange", route);
-document.addEventListener("visibilitychange", () => document.hidden || refresh().then(catchUp).catch(() => {}));
+document.addEventListener("visibilitychange", () => document.hidden || refresh().catch(() => {}));
+elsewhere.addEventListener("message", async ({ data }) => {
+  sidebar.refresh();
+  if ((data ?? state.chat.id) === state.chat.id && !(await reread())) missing();
+});
+sidebar.refresh();
+route();
 refresh().catch((error) => error.kind === "gone" || toast(error.message, null, 20));

@@ -69,7 +69,7 @@ export function render(text) {
 /** As written: nested a thousand times, Markdown is more than its parser can take, and a chat must open all the same. */
 function plain(text) {
   const fragment = new DocumentFragment();
-  fragment.append(h("pre", { class: "as-written" }, text));
+  fragment.append(h("pre.as-written", {}, text));
   return fragment;
 }
 
@@ -101,11 +101,17 @@ function blocks(text) {
   return Object.assign(found, { links: tokens.links });
 }
 
+/** A text with fences around the code that has none, for what else reads Markdown. */
+export function fenced(text) {
+  if (text.includes("```") || DEEP.test(text)) return text;
+  return blocks(text).map((one) => (one.unfenced ? `\`\`\`\n${one.text}\n\`\`\`\n\n` : one.raw)).join("").trim();
+}
+
 function finish(fragment) {
   fragment.querySelectorAll("code.math").forEach(showFormula);
   for (const code of fragment.querySelectorAll("pre > code")) code.parentNode.replaceWith(codeBlock(code));
   for (const table of fragment.querySelectorAll("table")) {
-    const frame = h("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Table" });
+    const frame = h("div.wide", { tabindex: "0", role: "region", "aria-label": "Table" });
     table.replaceWith(frame);
     frame.append(table);
   }
@@ -122,8 +128,8 @@ function codeBlock(code) {
   } else {
     body.textContent = text;
   }
-  return h("div", { class: "code" },
-    h("div", { class: "code-head" }, h("span", {}, language || "text"),
+  return h("div.code", {},
+    h("div.code-head", {}, h("span", {}, language || "text"),
       iconButton("copy", "Copy code", (event) => copyText(text, event.currentTarget))),
     h("pre", { tabindex: "0", "aria-label": `Code${language ? `, ${language}` : ""}` }, body));
 }
@@ -174,7 +180,7 @@ export class Growing {
     shown.forEach((token, at) => {
       if (this.blocks[at]?.raw === token.raw) return;
       const html = marked.parser(Object.assign([token], { links }));
-      const element = h("div", { class: "block" });
+      const element = h("div.block", {});
       element.append(finish(DOMPurify.sanitize(html, PROSE)));
       if (this.blocks[at]) this.blocks[at].element.replaceWith(element);
       else this.element.append(element);

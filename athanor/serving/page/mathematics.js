@@ -108,7 +108,7 @@ let waiting = null; // formulas until temml is there
 
 /** Shows the formula whose place `code` holds; as its source until temml, which the first formula asks for, is there. */
 export function showFormula(code) {
-  const place = h("span", { class: "formula" }, code.textContent);
+  const place = h("span.formula", {}, code.textContent);
   code.replaceWith(place);
   if (globalThis.temml) return draw(place);
   if (waiting) return void waiting.push(place);

@@ -1,7 +1,7 @@
-// Elements of single messages and of what stands around them.
+// Elements of single messages and of what is around them.
 
 import { tinted } from "./chances.js";
-import { answerAgain, askAnew, feedback, flip, goOn, live, pick, retry } from "./chat.js";
+import { answerAgain, ask, feedback, flip, goOn, live, pick, retry } from "./chat.js";
 import { copyText, h, icon, iconButton, toast } from "./dom.js";
 import { Growing, render } from "./markdown.js";
 import { isTraced, marked, sources, toggleTrace } from "./origins.js";
@@ -14,13 +14,11 @@ function prose(message) {
   const element = marked(message) ?? (message.stats?.likely && !state.untinted ? tinted(message.stats.likely) : null);
   if (continues(message.model)) {
     const given = state.chat.messages.find((other) => other.id === message.parent)?.content ?? "";
-    return continued(element ?? h("div", { class: "prose" }, message.content), given);
+    return continued(element ?? h("div.prose", {}, message.content), given);
   }
   if (element) return element;
   if (!bodies.has(message)) {
-    const element = h("div", { class: "prose" });
-    element.append(message.content ? render(message.content) : h("p", { class: "muted" }, "(an empty answer)"));
-    bodies.set(message, element);
+    bodies.set(message, h("div.prose", {}, message.content ? render(message.content) : h("p.muted", {}, "(an empty answer)")));
   }
   return bodies.get(message);
 }
@@ -28,7 +26,7 @@ function prose(message) {
 /** A text as the base model goes on with it: no Markdown, and what it began with before it. */
 function continued(element, given) {
   element.classList.add("raw");
-  element.prepend(h("span", { class: "given" }, given));
+  element.prepend(h("span.given", {}, given));
   return element;
 }
 
@@ -36,40 +34,42 @@ function continued(element, given) {
 export function userMessage(message, answered = []) {
   if (message.id !== null && state.editing?.id === message.id) return editor(message);
   const begins = answered.length > 0 && answered.every(continues);
-  const article = h("article", { class: "message user", "aria-label": "You" },
-    !begins && h("div", { class: "bubble" }, message.content));
-  if (message.id === null) return article.append(h("div", { class: "foot" })), article; // nothing moves when it is stored
+  const article = h("article.message.user", { "aria-label": "You" },
+    !begins && h("div.bubble", {}, message.content));
+  if (message.id === null) return article.append(h("div.foot", {})), article; // nothing moves when it is stored
   const edit = () => {
     state.editing = { id: message.id, text: message.content };
     changed("thread");
     document.querySelector("textarea.edit").focus();
   };
-  article.append(h("div", { class: "foot" }, arrows(message),
+  article.append(h("div.foot", {}, arrows(message),
     iconButton("copy", "Copy the question", (event) => copyText(message.content, event.currentTarget)),
     iconButton("pen", "Edit the question", edit, { "data-key": `edit-${message.id}`, disabled: Boolean(live()) })));
   return article;
 }
 
 function editor(message) {
-  const field = h("textarea", { class: "edit", "aria-label": "Edit the question", value: state.editing.text, rows: "3",
-    "data-key": "editor" });
-  const close = () => {
-    state.editing = null;
-    changed("thread");
-    document.querySelector(`[data-key="edit-${message.id}"]`)?.focus();
-  };
-  const done = () => field.value.trim() && askAnew(message, field.value.trim());
-  field.addEventListener("input", () => (state.editing.text = field.value));
+  const done = () => field.value.trim() && ask(field.value.trim(), message);
+  const [field, cancel] = writing("editing", `edit-${message.id}`, "Cancel", { class: "edit", "aria-label": "Edit the question", rows: "3", "data-key": "editor" });
   field.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") (event.stopPropagation(), close());
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing && event.keyCode !== 229) {
-      event.preventDefault();
-      done();
-    }
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing || event.keyCode === 229) return;
+    event.preventDefault();
+    done();
   });
-  return h("article", { class: "message user editing", "aria-label": "You" }, field,
-    h("div", { class: "end" }, h("button", { type: "button", class: "plain", onclick: close }, "Cancel"),
-      h("button", { type: "button", class: "primary", onclick: done }, "Ask again")));
+  return h("article.message.user.editing", { "aria-label": "You" }, field,
+    h("div.end", {}, cancel, h("button.primary", { onclick: done }, "Ask again")));
+}
+
+/** A field for the text of state[what], and a button that closes it as Escape does; `opener` has the focus then. */
+function writing(what, opener, label, properties) {
+  const close = () => {
+    state[what] = null;
+    changed("thread");
+    document.querySelector(`[data-key="${opener}"]`)?.focus();
+  };
+  const field = h("textarea", { ...properties, value: state[what].text, oninput: () => (state[what].text = field.value),
+    onkeydown: (event) => event.key === "Escape" && (event.stopPropagation(), close()) });
+  return [field, h("button.plain", { onclick: close }, label)];
 }
 
 /** ‹ 2/3 › where there are other wordings or other answers. */
@@ -79,20 +79,20 @@ function arrows(message) {
   const at = all.findIndex((one) => one.id === message.id);
   const arrow = (name, label, step) => iconButton(name, label, () => flip(message, step), {
     disabled: !all[at + step] || Boolean(live()), "data-key": `${name}-${message.role}-${message.parent}` });
-  return h("div", { class: "arrows", role: "group", "aria-label": "Variants" }, arrow("left", "Variant before", -1),
+  return h("div.arrows", { role: "group", "aria-label": "Variants" }, arrow("left", "Variant before", -1),
     h("span", {}, `${at + 1}/${all.length}`), arrow("right", "Next variant", 1));
 }
 
 /** A stored answer; `column` when it stands beside another one. */
 export function answerMessage(message, { column = false, failed = null } = {}) {
   const label = message.model;
-  const article = h("article", { class: "message answer", "aria-label": `Answer of ${label}`, "data-id": message.id });
-  if (column) article.append(h("div", { class: "who" }, label));
+  const article = h("article.message.answer", { "aria-label": `Answer of ${label}`, "data-id": message.id });
+  if (column) article.append(h("div.who", {}, label));
   article.append(prose(message));
   const { verdict } = message.feedback ?? {};
   const vote = (name, kind, text) => iconButton(name, text, () => voted(message, kind), {
     "aria-pressed": String(verdict === kind), "data-key": `${kind}-${message.id}` });
-  article.append(h("div", { class: "foot" }, column ? null : arrows(message),
+  article.append(h("div.foot", {}, column ? null : arrows(message),
     iconButton("copy", "Copy the answer", (event) => copyText(message.content, event.currentTarget)),
     // What goes on with a text answers nothing that could be taught.
     ...continues(message.model) ? [] : [vote("good", "up", "Good answer"), vote("bad", "down", "Bad answer")],
@@ -105,7 +105,7 @@ export function answerMessage(message, { column = false, failed = null } = {}) {
     stats(message, column ? null : label), !column && cut(message)), sources(message) ?? "");
   if (state.correcting?.id === message.id) article.append(correction(message));
   if (column && !failed) {
-    article.append(h("button", { type: "button", class: "plain pick", onclick: () => pick(message), disabled: Boolean(live()),
+    article.append(h("button.plain.pick", { onclick: () => pick(message), disabled: Boolean(live()),
       "data-key": `pick-${message.id}`, "aria-label": `Go on with the answer of ${label}` }, "Go on with this one"));
   }
   return article;
@@ -123,34 +123,23 @@ function voted(message, kind) {
 }
 
 function correction(message) {
-  const field = h("textarea", { id: `better-${message.id}`, rows: "4", value: state.correcting.text, "data-key": "better" });
+  const [field, cancel] = writing("correcting", `down-${message.id}`, "Not now", { id: `better-${message.id}`, rows: "4", "data-key": "better" });
   const same = () => !field.value.trim() || field.value.trim() === message.content.trim();
-  field.addEventListener("input", () => {
-    state.correcting.text = field.value;
-    keep.disabled = same();
-  });
-  const close = () => {
-    state.correcting = null;
-    changed("thread");
-    document.querySelector(`[data-key="down-${message.id}"]`)?.focus();
-  };
+  field.addEventListener("input", () => (keep.disabled = same()));
   const save = async () => {
-    if (same()) return field.focus();
     if (!(await feedback(message, "down", field.value.trim()))) return;
-    if (state.correcting?.id === message.id) close();
+    if (state.correcting?.id === message.id) cancel.click();
     toast("Kept. It waits for you under Corrections.");
   };
-  field.addEventListener("keydown", (event) => event.key === "Escape" && (event.stopPropagation(), close()));
-  const keep = h("button", { type: "button", class: "primary", onclick: save, disabled: same() }, "Keep");
-  return h("div", { class: "better" }, h("label", { for: field.id }, "What should it have said?"), field,
-    h("div", { class: "end" }, h("span", { class: "muted grow" }, "Keep puts it under Corrections, as a candidate for training."),
-      h("button", { type: "button", class: "plain", onclick: close }, "Not now"),
-      keep));
+  const keep = h("button.primary", { onclick: save, disabled: same() }, "Keep");
+  return h("div.better", {}, h("label", { for: field.id }, "What should it have said?"), field,
+    h("div.end", {}, h("span.muted.grow", {}, "Keep puts it under Corrections, as a candidate for training."),
+      cancel, keep));
 }
 
 function cut(message) {
   if (!["length", "stopped"].includes(message.stats?.reason) || message.id !== state.chat.leaf) return null;
-  return h("button", { type: "button", class: "text", onclick: () => goOn(message), disabled: Boolean(live()),
+  return h("button.text", { onclick: () => goOn(message), disabled: Boolean(live()),
     "data-key": `more-${message.id}` }, "Continue");
 }
 
@@ -165,26 +154,24 @@ function stats(message, label) {
   if (message.feedback?.correction) parts.push("corrected");
   const title = reason === "length" ? "The longest answer is a setting of the chat; the model's context is a limit too."
     : forgotten ? "The conversation is longer than the model's context, so it no longer sees how it began." : null;
-  return h("span", { class: "stats", title }, parts.filter(Boolean).join(" · "));
+  return h("span.stats", { title }, parts.filter(Boolean).join(" · "));
 }
-
-const WAITING = { waiting: "", loading: "Loading the model…", thinking: "", writing: "" };
 
 /** An answer that is being made; slot.show draws its text as it grows, `grown` follows each drawing. */
 export function liveAnswer(slot, { column = false, grown, given }) {
   if (slot.message) return answerMessage(slot.message, { column });
   const label = slot.model;
-  const body = h("div", { class: "prose" });
+  const body = h("div.prose", {});
   const article = h("article", { class: `message answer live ${slot.phase}`, "aria-label": `Answer of ${label}`, "aria-busy": "true" });
-  if (column) article.append(h("div", { class: "who" }, label));
+  if (column) article.append(h("div.who", {}, label));
   if (slot.problem) {
-    article.append(h("p", { class: "refused" }, icon("warning"), h("span", {}, told(slot.problem.text))));
+    article.append(h("p.refused", {}, icon("warning"), h("span", {}, told(slot.problem.text))));
     return article;
   }
-  article.append(body, h("div", { class: "foot" }, h("span", { class: "stats" }, column ? "" : label)));
+  article.append(body, h("div.foot", {}, h("span.stats", {}, column ? "" : label)));
   if (!slot.text) {
-    body.append(h("p", { class: "waiting" }, h("span", { class: "dots" }, h("i"), h("i"), h("i")),
-      slot.phase === "loading" ? `Loading ${label}…` : WAITING[slot.phase] ?? ""));
+    body.append(h("p.waiting", {}, h("span.dots", {}, h("i"), h("i"), h("i")),
+      slot.phase === "loading" && `Loading ${label}…`));
   }
   if (continues(slot.model)) {
     slot.show = () => (continued(body, given).replaceChildren(body.firstChild, slot.text), grown());
@@ -208,7 +195,7 @@ function told(text) {
 export function problemCard(problem) {
   const title = { gone: "The server is gone", model: "The model could not answer", request: "That did not work",
     page: "That did not work" }[problem.kind];
-  return h("div", { class: "problem", role: "alert" }, icon("warning"),
+  return h("div.problem", { role: "alert" }, icon("warning"),
     h("div", {}, h("strong", {}, title), told(problem.text),
-      problem.request && problem.kind !== "request" && h("button", { type: "button", class: "plain", onclick: () => retry(problem) }, "Try again")));
+      problem.request && problem.kind !== "request" && h("button.plain", { onclick: () => retry(problem) }, "Try again")));
 }

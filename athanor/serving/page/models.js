@@ -14,19 +14,15 @@ export function start() {
   $("compare").addEventListener("click", toggle);
 }
 
-/** 214000 as 214K, 26000000 as 26M. */
-export function count(number) {
-  const [value, unit] = number >= 1e9 ? [number / 1e9, "B"] : number >= 1e6 ? [number / 1e6, "M"] : [number / 1e3, "K"];
-  return `${value >= 100 ? Math.round(value) : Number(value.toPrecision(2))}${unit}`;
-}
+const { format: count } = new Intl.NumberFormat("en", { notation: "compact" });
 
 function details(model) {
-  const parts = [SOURCES[model.source] ?? model.source, model.backend];
+  const parts = [SOURCES[model.source] ?? model.source];
   if (model.parameters) parts.push(`${count(model.parameters)} parameters`);
   if (model.context_tokens) parts.push(`context ${model.context_tokens.toLocaleString()} tokens`);
   parts.push(STATES[model.state] ?? model.state);
-  return h("span", { class: "details" }, parts.filter(Boolean).join(" · "),
-    model.reason && h("span", { class: "reason" }, model.reason));
+  return h("span.details", {}, parts.filter(Boolean).join(" · "),
+    model.reason && h("span.reason", {}, model.reason));
 }
 
 function draw() {
@@ -34,12 +30,12 @@ function draw() {
   const focused = document.activeElement?.id;
   const buttons = chosen.map((id, slot) => {
     const model = modelOf(id);
-    return h("button", { type: "button", class: "model", id: `model-${slot}`, "aria-haspopup": "menu", "aria-expanded": "false",
+    return h("button.model", { id: `model-${slot}`, "aria-haspopup": "menu", "aria-expanded": "false",
       title: [model?.label, model?.reason ?? STATES[model?.state]].filter(Boolean).join(": "), onclick: (event) => choose(event.currentTarget, slot) },
       h("span", { class: `dot ${model?.state}`, role: "img", "aria-label": STATES[model?.state] ?? "" }),
-      h("span", { class: "label" }, id), icon("chevron"));
+      h("span.label", {}, id), icon("chevron"));
   });
-  if (buttons.length === 2) buttons.splice(1, 0, h("span", { class: "muted versus" }, "vs"));
+  if (buttons.length === 2) buttons.splice(1, 0, h("span.muted.versus", {}, "vs"));
   $("models").replaceChildren(...buttons);
   if (focused?.startsWith("model-")) $(focused)?.focus();
   const comparing = chosen.length === 2;
@@ -55,7 +51,7 @@ function choose(button, slot) {
   const chosen = chosenModels();
   const about = chosen[slot] && { label: `About ${chosen[slot]}`, icon: "info", run: () => openAbout(chosen[slot]) };
   openMenu(button, "Model", [...state.models.map((model) => ({
-    label: h("span", { class: "label" }, h("span", { class: `dot ${model.state}` }), model.label),
+    label: h("span.label", {}, h("span", { class: `dot ${model.state}` }), model.label),
     detail: details(model),
     checked: chosen[slot] === model.id,
     run: () => {

@@ -37,10 +37,10 @@ export function marked(message) {
 export function sources(message) {
   const trace = traces.get(message.id);
   if (!trace) return null;
-  const panel = (...children) => h("section", { class: "origins", "aria-label": "Where this is from", role: "status" }, children);
+  const panel = (...children) => h("section.origins", { "aria-label": "Where this is from", role: "status" }, children);
   if (trace.problem) return panel(h("p", {}, trace.problem));
-  if (!trace.pieces) return panel(h("p", { class: "muted" }, "Looking through the training data…"));
-  return panel(...trace.spans.flatMap(spanSources), h("p", { class: "muted" },
+  if (!trace.pieces) return panel(h("p.muted", {}, "Looking through the training data…"));
+  return panel(...trace.spans.flatMap(spanSources), h("p.muted", {},
     `${trace.found} of ${trace.tokens} tokens stand in the training data, in spans of at least ${trace.min_words} words or as the whole answer${trace.found < trace.tokens ? "; the others are the model's own words" : ""}.`));
 }
 
@@ -49,13 +49,13 @@ const counted = (count, noun) => `${count.toLocaleString()} ${noun}${count === 1
 function spanSources({ times, documents, places }, at) {
   const more = documents - places.length;
   return [h("h3", {}, `${at + 1} · ${counted(times, "time")} in ${counted(documents, "different text")}`),
-    h("ul", { class: "facts" }, places.map(source), more > 0 && h("li", { class: "muted" }, `and ${more.toLocaleString()} more`))];
+    h("ul.facts", {}, places.map(source), more > 0 && h("li.muted", {}, `and ${more.toLocaleString()} more`))];
 }
 
 function source({ kind, id, source, license, about, part, copies, steps }) {
   const where = { question: "in the question: ", answer: "in the answer to: " }[part] ?? "";
-  return h("li", {}, h("span", { class: "grow" }, `${source} · ${license}`), about && h("p", { class: "help" }, where + about),
-    h("p", { class: "help" }, `${kind} ${id.slice(0, 12)} · ${counted(copies, "time")} in the data · ${read(kind, steps)}`));
+  return h("li", {}, h("span.grow", {}, `${source} · ${license}`), about && h("p.help", {}, where + about),
+    h("p.help", {}, `${kind} ${id.slice(0, 12)} · ${counted(copies, "time")} in the data · ${read(kind, steps)}`));
 }
 
 function read(kind, steps) {

@@ -1,12 +1,10 @@
-// Earlier chats: search, open, rename, export, delete with undo.
+// Earlier chats: search, open, rename, export, import, delete with undo.
 
-import { download, getJson, send, sendLast } from "./api.js";
 import { tell } from "./chat.js";
+import * as chats from "./chats.js";
 import { $, h, iconButton, openMenu, toast } from "./dom.js";
 import { on, recall, remember, state } from "./state.js";
 
-const UNDO_SECONDS = 6;
-const leaving = new Map(); // id of a chat on its way out -> function that deletes it now
 let words = "";
 let renaming = null;
 let asked = 0;
@@ -28,9 +26,10 @@ export function start() {
   for (const name of ["open-sidebar", "close-sidebar"]) $(name).addEventListener("click", toggle);
   $("shade").addEventListener("click", () => drawer(false));
   $("sidebar").addEventListener("click", (event) => event.target.closest("a") && drawer(false));
-  addEventListener("pagehide", () => {
-    for (const id of leaving.keys()) sendLast("DELETE", `/api/chats/${id}`);
-  });
+  $("files").addEventListener("click", () => openMenu($("files"), "Chats as a file", [
+    { label: "Import chats (JSON)", icon: "up", run: load },
+    { label: "Export all chats (JSON)", icon: "download", run: () => tell(chats.exportAll) },
+  ]));
   $("export").addEventListener("click", () => openMenu($("export"), "Export", exports(state.chat.id)));
   document.documentElement.classList.toggle("folded", recall("sidebar") === "folded");
   on("chats", draw);
@@ -75,16 +74,23 @@ export function focusSearch() {
   $("search").select();
 }
 
+/** The list as it is kept. A failure shows when something is to be kept. */
 export async function refresh() {
   const mine = ++asked;
-  try {
-    const { chats } = await getJson(`/api/chats${words ? `?q=${encodeURIComponent(words)}` : ""}`);
-    if (mine !== asked) return; // a later search is on its way
-    state.chats = chats;
-    draw();
-  } catch {
-    // The banner says that the server is gone; the list stays as it was.
-  }
+  chats.purge().catch(() => {});
+  const found = await chats.list(words).catch(() => state.chats);
+  if (mine !== asked) return; // a later search is on its way
+  state.chats = found;
+  draw();
+}
+
+function load() {
+  const field = h("input", { type: "file", accept: ".json" });
+  field.addEventListener("change", () => tell(async () => {
+    toast(`Imported: ${await chats.importChats(await field.files[0].text())}`);
+    refresh();
+  }));
+  field.click();
 }
 
 function group(chat) {
@@ -104,12 +110,11 @@ function draw() {
 }
 
 function drawList() {
-  const shown = state.chats.filter((chat) => chat.messages > 0 && !leaving.has(chat.id));
   const groups = new Map();
-  for (const chat of shown) groups.set(group(chat), [...(groups.get(group(chat)) ?? []), chat]);
+  for (const chat of state.chats) groups.set(group(chat), [...(groups.get(group(chat)) ?? []), chat]);
   const focused = document.activeElement?.closest?.("#chats [data-chat]")?.dataset.chat;
-  const parts = [...groups].flatMap(([name, chats]) => [h("h2", {}, name), h("ul", {}, chats.map(entry))]);
-  if (!shown.length) parts.push(h("p", { class: "muted none" }, words ? "Nothing found." : "Your chats will be listed here."));
+  const parts = [...groups].flatMap(([name, rows]) => [h("h2", {}, name), h("ul", {}, rows.map(entry))]);
+  if (!state.chats.length) parts.push(h("p.muted.none", {}, words ? "Nothing found." : "Your chats will be listed here."));
   $("chats").replaceChildren(...parts);
   if (renaming) $("chats").querySelector("input")?.focus();
   else if (focused) $("chats").querySelector(`[data-chat="${CSS.escape(focused)}"] a`)?.focus();
@@ -125,13 +130,13 @@ function entry(chat) {
   ]), { "aria-haspopup": "menu" });
   return h("li", { "data-chat": chat.id, class: current && "current" },
     h("a", { href: `#/chat/${chat.id}`, "aria-current": current && "page", title: titleOf(chat) },
-      h("span", { class: "title" }, titleOf(chat)),
-      words && chat.snippet && h("span", { class: "snippet" }, chat.snippet)),
-    state.lives.has(chat.id) && h("span", { class: "dot loading", title: "Answering" }), more);
+      h("span.title", {}, titleOf(chat)),
+      words && chat.snippet && h("span.snippet", {}, chat.snippet)),
+    state.lives.has(chat.id) && h("span.dot.loading", { title: "Answering" }), more);
 }
 
 function renameField(chat) {
-  const field = h("input", { class: "rename", value: titleOf(chat), "aria-label": "Title of the chat", maxlength: "200" });
+  const field = h("input.rename", { value: titleOf(chat), "aria-label": "Title of the chat", maxlength: "200" });
   let over = false;
   const close = (keep) => {
     if (over) return;
@@ -140,8 +145,9 @@ function renameField(chat) {
     const title = field.value.trim();
     if (keep && title && title !== chat.title) {
       tell(async () => {
-        await send("PATCH", `/api/chats/${chat.id}`, { title });
-        if (state.chat.id === chat.id) state.chat.title = title;
+        const known = state.lives.get(chat.id)?.chat ?? state.chat;
+        if (known.id === chat.id) known.title = title;
+        await chats.update(chat.id, { title });
         await refresh();
       });
     }
@@ -159,22 +165,15 @@ function renameField(chat) {
 }
 
 const exports = (id) => [["markdown", "Export as Markdown"], ["json", "Export as JSON"], ["messages", "Export for training (JSONL)"]]
-  .map(([format, label]) => ({ label, icon: "download", run: () => tell(() => download(id, format)) }));
+  .map(([format, label]) => ({ label, icon: "download", run: () => tell(() => chats.exportChat(id, format)) }));
 
+/** Marked first, so that it is gone after a reload too, and removed once it cannot be undone any more. */
 function remove(chat) {
-  const timer = setTimeout(() => leaving.get(chat.id)?.(), UNDO_SECONDS * 1000);
-  leaving.set(chat.id, async () => {
-    await tell(() => send("DELETE", `/api/chats/${chat.id}`));
-    leaving.delete(chat.id);
-    state.chats = state.chats.filter((other) => other.id !== chat.id);
-    draw();
-  });
+  const mark = (deleted) => tell(() => chats.update(chat.id, { deleted, updated_at: chat.updated_at })).then(refresh);
+  state.lives.get(chat.id)?.aborter.abort();
+  mark(Date.now());
+  const timer = setTimeout(refresh, chats.UNDO_SECONDS * 1000 + 100);
   if (state.chat.id === chat.id) location.hash = "#/";
-  draw();
   $("search").focus();
-  toast(`Deleted “${titleOf(chat)}”`, { label: "Undo", run: () => {
-    clearTimeout(timer);
-    leaving.delete(chat.id);
-    refresh();
-  } }, UNDO_SECONDS);
+  toast(`Deleted “${titleOf(chat)}”`, { label: "Undo", run: () => (clearTimeout(timer), mark(null)) }, chats.UNDO_SECONDS);
 }

@@ -1,6 +1,7 @@
 // What the page knows, in one place. `changed(what)` tells the parts that show it.
 
-import { getJson, send } from "./api.js";
+import { getJson } from "./api.js";
+import { update } from "./chats.js";
 
 export const state = {
   models: [],
@@ -30,24 +31,24 @@ export function changed(...names) {
   for (const name of names) for (const listener of listeners.get(name) ?? []) listener();
 }
 
-/** A new chat, not stored yet; with an id one of which nothing else is known yet, so that nothing can be done to it. */
+/** A new chat, not kept yet; with an id one of which nothing else is known yet, so that nothing can be done to it. */
 export function emptyChat(id = null) {
   return { id, unread: id !== null, title: "", system: "", models: [], sampling: {}, leaf: null, messages: [] };
 }
 
-/** Something remembered in this browser; lost without harm where storage is off. */
-export function remember(name, value) {
+/** Something remembered in this browser, or in `place`; lost without harm where storage is off. */
+export function remember(name, value, place = "localStorage") {
   try {
-    if (value === null) localStorage.removeItem(`athanor-${name}`);
-    else localStorage.setItem(`athanor-${name}`, value);
+    if (value) window[place].setItem(`athanor-${name}`, value);
+    else window[place].removeItem(`athanor-${name}`);
   } catch {
     // Private windows may refuse.
   }
 }
 
-export function recall(name) {
+export function recall(name, place = "localStorage") {
   try {
-    return localStorage.getItem(`athanor-${name}`);
+    return window[place].getItem(`athanor-${name}`);
   } catch {
     return null;
   }
@@ -84,9 +85,9 @@ export async function loadModels() {
   if (wait) waiting = setTimeout(() => loadModels().catch(() => {}), wait);
 }
 
-/** Change a chat, in the server too once it is stored there. */
+/** Change a chat, also as it is kept once it has been asked something. */
 export async function patchChat(values, chat = state.chat) {
   Object.assign(chat, values);
   changed("chat", "models");
-  if (chat.id !== null) await send("PATCH", `/api/chats/${chat.id}`, values);
+  if (chat.id !== null) await update(chat.id, values);
 }

@@ -3,7 +3,7 @@
 import { openAbout } from "./about.js";
 import { live, shownPath } from "./chat.js";
 import { submit } from "./composer.js";
-import { $, h } from "./dom.js";
+import { $, copyOf, h } from "./dom.js";
 import { answerMessage, liveAnswer, problemCard, userMessage } from "./messages.js";
 import { chosenModels, continues, modelOf, on, state } from "./state.js";
 import { openComparison, pathTo } from "./tree.js";
@@ -65,7 +65,7 @@ function draw() {
 
 function conversation() {
   const { chat } = state;
-  const now = live() ?? chat.broken;
+  const now = live();
   const problem = state.problems.get(chat.id);
   const elements = now ? during(chat, now) : settled(chat);
   if (problem) elements.push(problemCard(problem));
@@ -84,22 +84,17 @@ function settled(chat) {
 }
 
 function during(chat, now) {
-  const { request, slots } = now;
-  const again = request.user !== undefined;
-  const path = pathTo(chat, again ? request.user : request.parent);
-  if (!again) path.push({ id: null, role: "user", content: request.content });
-  const question = path.pop();
-  const earlier = now.before ? during(chat, now.before) : path.map(single);
-  const elements = [...earlier, userMessage(question, slots.map((slot) => slot.model))];
+  const { request, slots, user } = now;
   const column = slots.length > 1;
-  const answers = slots.map((slot) => liveAnswer(slot, { column, grown: follow, given: question.content }));
-  return [...elements, ...(column ? [columns(answers, "")] : answers)];
+  const answers = slots.map((slot) => liveAnswer(slot, { column, grown: follow, given: user.content }));
+  return [...pathTo(chat, user.parent).map(single), userMessage(request.user ? user : { ...user, id: null }, slots.map((slot) => slot.model)),
+    ...column ? [columns(answers, "")] : answers];
 }
 
 function columns(answers, hint) {
-  answers.forEach((answer, at) => answer.querySelector(".who").append(h("span", { class: "which" }, `${at + 1} of ${answers.length}`)));
-  return h("div", { class: "comparison" }, h("div", { class: "pair", tabindex: "0", role: "group", "aria-label": "Two answers" }, answers),
-    hint && h("p", { class: "muted hint" }, hint));
+  answers.forEach((answer, at) => answer.querySelector(".who").append(h("span.which", {}, `${at + 1} of ${answers.length}`)));
+  return h("div.comparison", {}, h("div.pair", { tabindex: "0", role: "group", "aria-label": "Two answers" }, answers),
+    hint && h("p.muted.hint", {}, hint));
 }
 
 /** Questions that the chosen model was asked in its own evaluation, and answered. */
@@ -108,22 +103,15 @@ const offer = () => JSON.stringify([starters(), continues(chosenModels()[0])]);
 
 function welcome() {
   if (!state.known || state.chat.unread) return [];
-  if (!state.models.length) {
-    return [h("div", { class: "welcome" }, h("img", { src: "/page/icon.svg", alt: "", width: "56", height: "56" }),
-      h("h1", {}, "There is no model yet"),
-      h("p", {}, "One command makes one, from raw text to a model you can chat with:"),
-      h("pre", { class: "command" }, h("code", {}, "make repro")),
-      h("p", { class: "muted" }, "Then start athanor serve again, or give it a model: athanor serve --model FOLDER."))];
-  }
-  const cards = starters().map(({ title, text }) => h("button", { type: "button", class: "card", onclick: () => submit(text) },
-    h("span", { class: "muted" }, title), h("span", {}, text)));
+  if (!state.models.length) return [copyOf("no-model")];
+  const cards = starters().map(({ title, text }) => h("button.card", { onclick: () => submit(text) },
+    h("span.muted", {}, title), h("span", {}, text)));
   offered = offer();
   const goesOn = continues(chosenModels()[0]);
-  return [h("div", { class: "welcome" }, h("img", { src: "/page/icon.svg", alt: "", width: "56", height: "56" }),
-    h("h1", {}, goesOn ? "Go on from here" : "Talk to your model"),
-    h("p", { class: "muted" }, goesOn ? "Write a beginning. The base model goes on with it as its texts might; it was not taught to answer."
-      : "It is small, it is yours, and it runs right here."),
-    cards.length > 0 && h("div", { class: "cards" }, cards),
-    chosenModels().length > 0 && h("button", { type: "button", class: "text more", onclick: () => openAbout(chosenModels()[0]) },
-      "What it was taught, and what it is made of"))];
+  const view = copyOf(goesOn ? "welcome-base" : "welcome");
+  if (cards.length) view.append(h("div.cards", {}, cards));
+  if (chosenModels().length) {
+    view.append(h("button.text.more", { onclick: () => openAbout(chosenModels()[0]) }, "What it was taught, and what it is made of"));
+  }
+  return [view];
 }

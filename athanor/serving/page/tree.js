@@ -1,5 +1,7 @@
 // The messages of a chat are a tree; the shown conversation is the way from the root to the leaf.
 
+export const byAge = (a, b) => (a.created_at < b.created_at ? -1 : 1);
+
 /** Messages from the first one to `id`; empty for null. */
 export function pathTo(chat, id) {
   const known = new Map(chat.messages.map((message) => [message.id, message]));
@@ -11,13 +13,13 @@ export function pathTo(chat, id) {
 /** The messages that could stand in the place of `message`, oldest first: other wordings, other answers. */
 export function variants(chat, message) {
   return chat.messages.filter((other) => other.parent === message.parent && other.role === message.role)
-    .sort((a, b) => a.id - b.id);
+    .sort(byAge);
 }
 
 /** The newest end of the conversations that go through `message`. */
 export function newestUnder(chat, message) {
   for (;;) {
-    const next = chat.messages.filter((other) => other.parent === message.id).sort((a, b) => b.id - a.id)[0];
+    const next = chat.messages.filter((other) => other.parent === message.id).sort(byAge).at(-1);
     if (!next) return message;
     message = next;
   }
@@ -33,7 +35,8 @@ export function openComparison(chat) {
   return pair[0] && pair[1] && pair[0] !== pair[1] ? pair : null;
 }
 
-export function withMessage(chat, message) {
-  const others = chat.messages.filter((other) => other.id !== message.id);
-  return { ...chat, messages: [...others, message].sort((a, b) => a.id - b.id) };
+/** Add messages to a chat, or replace them. */
+export function put(chat, ...messages) {
+  const others = chat.messages.filter(({ id }) => messages.every((message) => message.id !== id));
+  chat.messages = [...others, ...messages].sort(byAge);
 }
