@@ -24,6 +24,7 @@ from athanor.serving.convert import gguf_of
 from athanor.serving.discover import AvailableModel, materialise, problem_of, rank, unique
 from athanor.serving.files import tokenizer_beside
 from athanor.serving.memory import ENGINE_BYTES, fit_cache, size_text
+from athanor.serving.metrics import Metrics
 from athanor.serving.process import Engine, Job
 from athanor.serving.running import CONTINUES, UNDONE, template_of
 from athanor.serving.starters import starters
@@ -137,6 +138,7 @@ class Models:
         self._running, self._local = running, local
         self._entries: dict[str, Entry] = {}
         self._requests = 0
+        self.metrics = Metrics()
         self._ending: set[asyncio.Task[None]] = set()
         self._add(available)
         self.refresh()
@@ -260,7 +262,7 @@ class Models:
         context = min(engine.job.context_tokens, int(shipped["n_ctx"]))
         if tokenizer is None:
             names = GREEDY.keys() & shipped["params"].keys()
-            defaults = {name: round(shipped["params"][name], 6) for name in names} | {"max_tokens": context}
+            defaults = {name: round(shipped["params"][name], 6) for name in names} | {"max_new_tokens": context}
         else:
             folders = (model, model.parent / "hf", model.parent)
             files = (folder / "generation_config.json" for folder in folders)
@@ -268,7 +270,7 @@ class Models:
             sampled = {name: values.get(name, GREEDY[name]) for name in GREEDY}
             # Ours are greedy, as evaluated, and carry no sampling settings.
             defaults = sampled if values.get("do_sample") else dict(GREEDY)
-            defaults["max_tokens"] = int(values.get("max_new_tokens", max(1, context // 2)))
+            defaults["max_new_tokens"] = int(values.get("max_new_tokens", max(1, context // 2)))
         continues = template_of(model).get("template") == CONTINUES
         entry.info = {**entry.info, "context_tokens": context}
         return Served(entry.model.id, engine, tokenizer, context, continues, engine.job.rows, defaults)
