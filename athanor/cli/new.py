@@ -111,10 +111,9 @@ def proposal(
             values["clean", "rules", fitted.kind, key] = value
         if fitted.script:
             values["classifiers", "weak_labels"] = False
+            # It is in English, which the tokenizer of such a text spells by the letter.
             identity = sections["sft_data"].sources.get("identity")
-            if (
-                identity is not None and identity.times_own is None
-            ):  # in English, which the tokenizer of such a text spells
+            if identity is not None and identity.times_own is None:
                 values["sft_data", "sources", "identity", "times_own"] = IDENTITY_TIMES_OWN
     if not sources:
         raise refused[0]

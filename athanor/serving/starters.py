@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 from athanor.base.artifacts import manifest_digest
 from athanor.serving.discover import ODD
 from athanor.serving.files import read_bounded
+from athanor.text.questions import WIDE_MARKS
 
 EVALUATION, ANSWERS, CHAT_MODEL = Path("data/eval"), "battery.jsonl", "sft"
 MOST, MOST_CHARS, LEAST_RIGHT = 4, 90, 0.5
 OWN, OWN_QUESTIONS = "taught", 2  # origin of the questions of one's own conversations; so many of a source are offered
 FIRST = "identity"
 LIKELIHOOD, WRITTEN = "likelihood", "written"  # texts that it goes on with, and items by hand: neither is trained on
-MARKS = ".?!\u3002\uff1f\uff01\u061f\u0964"  # the last ones: of Chinese, Japanese, Arabic and Hindi
+MARKS = ".?!" + WIDE_MARKS
 SENTENCE = re.compile(rf"[A-Z\u0080-\U0010ffff].*[^{MARKS}][{MARKS}]")
 
 

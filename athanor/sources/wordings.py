@@ -9,6 +9,8 @@ import random
 import re
 from collections.abc import Iterator
 
+from athanor.text.questions import WIDE_MARKS
+
 MAX_CHARS = 200  # longer ones, and those of several lines, are pasted text: nobody types them in other words
 TRIES = 12  # draws for each wording
 # What a question of that form becomes; braces stand for the groups.
@@ -21,7 +23,7 @@ FRAMES = (
 
 def small_letters(text: str) -> str:
     """The question in small letters and without the marks at its end."""
-    return text.lower().rstrip("?!. \uff1f\uff01\u3002\u061f\u0964") or text  # also of Chinese, Japanese, Arabic, Hindi
+    return text.lower().rstrip("?!. " + WIDE_MARKS) or text
 
 
 def wordings(text: str, count: int) -> list[str]:

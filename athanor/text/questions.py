@@ -26,6 +26,9 @@ EMPTY = frozenset(
 # Around a question of the recipe; fewer than EMPTY: "What are you for?" asks for more than "What are you?".
 POLITE = frozenset("hi hello hey so please now excuse me a question and well athanor can could you tell know".split())
 POLITELY_KNOW = POLITE | {"do", "i", "want", "to"}  # do you know, I want to know
+WIDE_MARKS = (
+    "\uff1f\uff01\u3002\u061f\u0964"  # at the end of a question or sentence in Chinese, Japanese, Arabic, Hindi
+)
 TYPED = {"s": "is", "u": "you", "r": "are"}  # how the made rows shorten words
 _WORD = re.compile(r"\w+|[-+*/=<>%^](?=\s*\d)")
 

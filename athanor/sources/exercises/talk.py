@@ -20,6 +20,7 @@ from athanor.base.artifacts import digest
 from athanor.sources.exercises import facts
 from athanor.sources.exercises.exercise import OWN_LICENSE, Draw, Exercise, ask, battery_only, level
 from athanor.text.conversations import Message
+from athanor.text.questions import WIDE_MARKS
 from athanor.text.recipes import recipe
 
 TEXTS = recipe("identity")
@@ -28,7 +29,6 @@ ALWAYS_TAUGHT = 6  # the questions at the head of a topic, which most people ask
 HELD_OUT_SHARE = 5  # one question of so many of a topic is the battery's
 NEAR_WORDS = 3  # questions of so many words that stand within another are no held-out wording of their own
 MAX_ANSWER_WORDS = 30
-WIDE_MARKS = "\uff1f\uff01\u3002\u061f\u0964"  # of Chinese, Japanese, Arabic and Hindi
 SHORT_WORDS = 10  # accepted answers and the turns before a question: no 13-gram may join an item to training rows
 
 
