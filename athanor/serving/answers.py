@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from athanor.base.errors import AthanorError, InputError
 from athanor.decoding.prompting import end_ids
+from athanor.llamacpp.engine import EngineDied
+from athanor.llamacpp.stream import Refused
 from athanor.serving.fields import ALIASES, SAMPLERS
-from athanor.serving.process import EngineDied
 from athanor.serving.prompting import Asked, Prompt, laid_out
-from athanor.serving.stream import Refused
 
 if TYPE_CHECKING:
     from athanor.serving.models import Models, Served

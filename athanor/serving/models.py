@@ -19,13 +19,13 @@ import psutil
 from athanor.base.artifacts import read_json
 from athanor.base.errors import AthanorError, InputError, suggest
 from athanor.export.gguf_reader import read_header
+from athanor.llamacpp.engine import Engine, Job
 from athanor.serving.about import SHAPE, file_states, shape
 from athanor.serving.convert import gguf_of
 from athanor.serving.discover import AvailableModel, materialise, problem_of, rank, unique
 from athanor.serving.files import tokenizer_beside
 from athanor.serving.memory import ENGINE_BYTES, fit_cache, size_text
 from athanor.serving.metrics import Metrics
-from athanor.serving.process import Engine, Job
 from athanor.serving.running import CONTINUES, UNDONE, template_of
 from athanor.serving.starters import starters
 from athanor.tokenizer.tokenizer import Tokenizer

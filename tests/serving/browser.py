@@ -81,7 +81,7 @@ class Server:
     def engine(self) -> psutil.Process:
         """The process that computes."""
         children = psutil.Process(self.process.pid).children(recursive=True)
-        return next(one for one in children if "athanor.serving.engine" in one.cmdline())
+        return next(one for one in children if "athanor.llamacpp.child" in one.cmdline())
 
     def kill(self) -> None:
         if self.process.poll() is None:

@@ -18,10 +18,10 @@ import uvicorn
 from athanor.base.errors import suggest
 from athanor.export.gguf_writer import write_gguf
 from athanor.export.source import load_source
+from athanor.llamacpp.engine import Engine, Job
 from athanor.serving.app import Connection, Server, build_app
 from athanor.serving.metrics import Metrics
 from athanor.serving.models import NoModel
-from athanor.serving.process import Engine, Job
 from athanor.tokenizer.tokenizer import Tokenizer
 from tests.serving.live import PATIENCE, streamed
 

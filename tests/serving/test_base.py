@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from athanor.serving.backends.base import Request
+from athanor.serving.backends.torch_backend import open_backend
 
 from athanor.base.artifacts import read_json, write_json
 from athanor.decoding.generate import generate
 from athanor.serving.about import shape
-from athanor.serving.backends.base import Request
-from athanor.serving.backends.torch_backend import open_backend
 from athanor.serving.discover import discover
 from athanor.serving.memory import RUNTIME_BYTES, estimate
 from athanor.serving.running import template_of

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from athanor.llamacpp.engine import Job
 from athanor.serving import app as application
 from athanor.serving import fields
 from athanor.serving.app import HEADERS, LOOPBACK, MOST_CONNECTIONS, AccessMiddleware, build_app
-from athanor.serving.process import Job
 from tests.evaluation.tiny import always_says, write_tiny_tokenizer
 from tests.serving.fake_models import FakeModels, Running, parrot_job, said
 from tests.serving.live import PATIENCE

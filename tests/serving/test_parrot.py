@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from athanor.serving.backends.torch_backend import open_backend
+
 from athanor.serving.terminal import Chat
 from athanor.text.conversations import Message
 from tests.serving.parrot import CONVERSATIONS, LONG, PLAIN, SYSTEM, WHO

@@ -1,6 +1,6 @@
 """llama.cpp's server for one model, in a process of its own: it may crash or stop answering without taking others along.
 
-    python -P -m athanor.serving.engine
+    python -P -m athanor.llamacpp.child
 
 The first line of its input is a job (`process.Job` as JSON). It starts the server on a Unix socket and writes {"ready": …}
 or {"failed": "…"}. Each later line, {"id", "score": [ids], "top": k}, gets {"id", "scored": […]} or {"id", "failed": "…"}:
@@ -38,7 +38,7 @@ def main() -> None:
         request = json.loads(line)
         try:
             if scorer is None:
-                from athanor.export.llama_api import Scorer
+                from athanor.llamacpp.scoring import Scorer
 
                 scorer = Scorer(job["path"], job["context_tokens"])
             write(id=request["id"], scored=scorer.score(request["score"], request["top"]))

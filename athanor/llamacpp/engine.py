@@ -20,8 +20,8 @@ from typing import Any
 
 from athanor.base.errors import AthanorError, InputError
 from athanor.export.llamacpp import INSTALL, QUIET_ENVIRONMENT, ROOT
-from athanor.serving import stream
-from athanor.serving.stream import Row
+from athanor.llamacpp import stream
+from athanor.llamacpp.stream import Row
 
 PROBE_SECONDS, SILENT_SECONDS = 1.0, 4.0  # /slots is asked so often while a request is under way, and has so long
 START_SECONDS = 600.0  # a large file from a slow disk; a crash ends the wait at once
@@ -162,7 +162,7 @@ class Engine:
             Path(self.socket).unlink(missing_ok=True)  # a file that is left makes the start fail
             with (self._folder / "log").open("wb") as log:
                 self._process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-P", "-m", "athanor.serving.engine",
+                    sys.executable, "-P", "-m", "athanor.llamacpp.child",
                     stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log, limit=LINE_BYTES,
                     env=os.environ | QUIET_ENVIRONMENT | {"PYTHONPATH": str(ROOT)}, start_new_session=True,
                 )  # fmt: skip
