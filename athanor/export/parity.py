@@ -19,13 +19,13 @@ from athanor.base.artifacts import rounded
 from athanor.base.errors import GateError
 from athanor.decoding.generate import generate
 from athanor.decoding.sampling import GREEDY
-from athanor.export import llamacpp
 from athanor.export.gguf_writer import K_TYPES
 from athanor.export.huggingface import DTYPES
 from athanor.export.perplexity import load_directory
 from athanor.export.probes import Probe
 from athanor.export.source import Source
 from athanor.export.vocabulary import SPACE
+from athanor.llamacpp import asking
 from athanor.model.transformer import Transformer
 from athanor.model.weights import fill
 from athanor.tokenizer.chat import prompt_ids
@@ -188,27 +188,24 @@ def check_llama_cpp(
 
     f32 runs in llama.cpp's exact mode and must agree to `logit_tolerance`;
     other types run with its defaults and may differ where two ids nearly tie, the K types anywhere.
-    Probabilities are compared at so many `positions` of each window: each costs the whole vocabulary as text.
+    Probabilities are compared at so many `positions` of each window: each takes the whole vocabulary as text.
     """
     gate, exact = f"llama.cpp parity of {file_type}", file_type == "f32"
     limits = limits.scaled(expected)
     # llama.cpp reads a literal U+2581 as a space, and no key can stop it.
     text_numbers = [number for number, text in enumerate(probe.texts) if SPACE not in text]
     chat_numbers = [n for n, chat in enumerate(probe.conversations) if not any(SPACE in m.content for m in chat)]
-    # A full window leaves no room for the next token.
+    # A full window has no id that follows it.
     cut_windows = [ids[: source.config.context_tokens - 1] for ids in probe.windows]
-    prefixes = [
-        (number, length) for number, ids in enumerate(cut_windows) for length in prefix_lengths(len(ids), positions)
-    ]
+    lengths = [prefix_lengths(len(ids), positions) for ids in cut_windows]
     vocab_size = source.config.vocab_size
-    # Prefixes of one window follow each other. The exact mode computes each afresh, as the model did.
     questions = {
         "tokens": [[probe.texts[number]] for number in text_numbers],
         "chat_tokens": [[[asdict(message) for message in probe.conversations[number]]] for number in chat_numbers],
         "greedy": list(zip(probe.prompts, expected.limits, strict=True)),
-        "next_logprobs": [[cut_windows[number][:length], vocab_size, not exact] for number, length in prefixes],
+        "score": [[[*ids, 0], vocab_size, places] for ids, places in zip(cut_windows, lengths, strict=True)],
     }
-    reply = llamacpp.ask(
+    reply = asking.ask(
         path,
         questions,
         context_tokens=source.config.context_tokens,
@@ -225,16 +222,13 @@ def check_llama_cpp(
     )
 
     max_difference, divergence = 0.0, Divergence()
-    for (window, length), top in zip(prefixes, reply["next_logprobs"], strict=True):
-        expected_V = expected.logits[window][length - 1].log_softmax(-1).clamp(min=FLOOR)
-        actual_V = torch.full_like(expected_V, math.nan)
-        for number, logprob in top:
-            actual_V[number] = max(logprob, FLOOR)
-        if bool(actual_V.isnan().any()):
-            raise GateError(gate, f"log probabilities of {int(actual_V.isnan().sum())} ids are missing", fix=FIX)
-        actual_V = actual_V.log_softmax(-1)  # they do not quite add up to 1: see perplexity_gate.summing_error
-        max_difference = max(max_difference, float((expected_V - actual_V).abs().max()))
-        divergence.add(expected_V[None], actual_V[None])
+    for logits_TV, places, rows in zip(expected.logits, lengths, reply["score"], strict=True):
+        for length, (_, _, top) in zip(places, rows, strict=True):
+            expected_V = logits_TV[length - 1].log_softmax(-1)
+            actual_V = torch.empty_like(expected_V)
+            actual_V[[number for number, _ in top]] = torch.tensor([logprob for _, logprob in top])
+            max_difference = max(max_difference, float((expected_V - actual_V).abs().max()))
+            divergence.add(expected_V[None], actual_V[None])
     if exact and not max_difference <= limits.logit_tolerance:
         raise GateError(
             gate, f"log probabilities differ by {max_difference:.3g}, allowed {limits.logit_tolerance:g}", fix=FIX
@@ -311,8 +305,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-# llama.cpp takes the logarithm of an fp32 probability, which has no digits left below this.
-FLOOR = -60.0
+FLOOR = -60.0  # of log probabilities: what is below weighs nothing
 KL_FLOOR = 1e-7  # nats; below it is the noise of fp32 logarithms
 
 

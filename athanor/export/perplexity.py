@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from athanor.base.errors import GateError, InputError
-from athanor.export import llamacpp
 from athanor.export.gguf_reader import read_header
+from athanor.llamacpp import asking
 from athanor.model.loss import Targets, token_losses
 from athanor.tokenizer.tokenizer import MODEL_FILE, SPACE_MARK, Tokenizer
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 BATCH_TOKENS = 4096
 LOGIT_NUMBERS = 1 << 25  # in one batch, where a runtime gives those of every position
-MAX_NATS = 85.0  # the smallest fp32 probability with all its digits, of which llama.cpp's server takes the logarithm
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # types of a GGUF file's tokens
 
 
@@ -264,7 +263,6 @@ class LlamaCpp(Scorer):
             model = header.get("tokenizer.ggml.model")
             tokens, file_type = header["tokenizer.ggml.tokens"], header.get("general.file_type")
             self.context_tokens = int(header[f"{header['general.architecture']}.context_length"])
-            self.vocab_size = len(tokens)
             type_name = "unknown" if file_type is None else LlamaFileType(file_type).name
             self.dtype = type_name.removeprefix("MOSTLY_").removeprefix("ALL_").lower()
             with_bos = header.get("tokenizer.ggml.add_bos_token", model == "llama")
@@ -282,15 +280,11 @@ class LlamaCpp(Scorer):
         return np.array(self._ask("tokens", [[text]])[0], dtype=np.int64)
 
     def nats(self, windows: Sequence[Window]) -> list[np.ndarray]:
-        calls = [[window.ids.tolist(), window.targets.tolist(), self.vocab_size] for window in windows]
-        nats = [np.array(row, dtype=np.float64) for row in self._ask("nats", calls)]
-        if any((row > MAX_NATS).any() for row in nats):
-            what = f"a probability below e^-{MAX_NATS:g}, of which its server tells no digits"
-            raise GateError(self.name, what, where=self.path.name)
-        return nats
+        calls = [[window.ids.tolist(), 0, window.targets.tolist()] for window in windows]
+        return [-np.array([row[1] for row in rows], dtype=np.float64) for rows in self._ask("score", calls)]
 
     def _ask(self, method: str, calls: Sequence[Sequence[object]]) -> list:
-        return llamacpp.ask(
+        return asking.ask(
             self.path,
             {method: calls},
             context_tokens=self.context_tokens,

@@ -2,8 +2,8 @@
 
     python -P -m athanor.llamacpp.child
 
-The first line of its input is a job (`process.Job` as JSON). It starts the server on a Unix socket and writes {"ready": …}
-or {"failed": "…"}. Each later line, {"id", "score": [ids], "top": k}, gets {"id", "scored": […]} or {"id", "failed": "…"}:
+The first line of its input is a job (`engine.Job` as JSON). It starts the server on a Unix socket and writes {"ready": …}
+or {"failed": "…"}. Each later line, {"id", "score": [arguments of Scorer.score]}, gets {"id", "scored": […]} or {"id", "failed": "…"}:
 log-probabilities of given tokens, which the server does not offer. It ends with its input.
 """
 
@@ -15,7 +15,7 @@ import sys
 from typing import Any
 
 from athanor.base.errors import AthanorError
-from athanor.export.llamacpp import start_server
+from athanor.llamacpp.server import start_server
 
 
 def write(**row: Any) -> None:
@@ -24,15 +24,17 @@ def write(**row: Any) -> None:
 
 def main() -> None:
     job = json.loads(sys.stdin.readline())
-    options = {
-        name: job[name] for name in ("context_tokens", "rows", "threads", "exact", "accelerator", "lora", "socket")
-    }
+    path, socket = job.pop("path"), job.pop("socket")
     try:
-        server = start_server(job["path"], **options)
-    except (ImportError, RuntimeError, ValueError, OSError) as error:
+        server = start_server(path, **job, socket=socket)
+    except ImportError as error:
+        write(failed=f"xllamacpp cannot be imported: {error}", missing=True)
+        return
+    except (RuntimeError, ValueError, OSError) as error:
         write(failed=str(error) or type(error).__name__)
         return
     write(ready={"address": server.listening_address, "pid": os.getpid()})
+    del job["rows"]
     scorer = None
     for line in sys.stdin:
         request = json.loads(line)
@@ -40,8 +42,8 @@ def main() -> None:
             if scorer is None:
                 from athanor.llamacpp.scoring import Scorer
 
-                scorer = Scorer(job["path"], job["context_tokens"])
-            write(id=request["id"], scored=scorer.score(request["score"], request["top"]))
+                scorer = Scorer(path, **job)
+            write(id=request["id"], scored=scorer.score(*request["score"]))
         except AthanorError as error:
             write(id=request["id"], failed=str(error))
 

@@ -18,12 +18,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from athanor.base.errors import AthanorError, InputError
-from athanor.export.llamacpp import INSTALL, QUIET_ENVIRONMENT, ROOT
 from athanor.llamacpp import stream
 from athanor.llamacpp.stream import Row
 
-PROBE_SECONDS, SILENT_SECONDS = 1.0, 4.0  # /slots is asked so often while a request is under way, and has so long
+ROOT = Path(__file__).resolve().parents[2]
+# Waiting threads must sleep: spinning ones slow a shared machine down by a factor of ten.
+QUIET_ENVIRONMENT = {"LC_ALL": "C", "GOMP_SPINCOUNT": "0", "OMP_WAIT_POLICY": "passive"}
+INSTALL = "pip install xllamacpp"
+# /slots is asked so often while a request is under way, and has so long: it is answered between two steps, and a step of
+# `server.STEP_TOKENS` tokens takes a CPU a second for some 10 MB of weights.
+PROBE_SECONDS, SILENT_SECONDS, STEP_BYTES_PER_SECOND = 1.0, 4.0, 10e6
 START_SECONDS = 600.0  # a large file from a slow disk; a crash ends the wait at once
 MOST_ENDS = 2  # of engines, under one request: it is refused from then on
 LOG_BYTES = 2000
@@ -45,6 +52,16 @@ class Job:
 
 class EngineDied(AthanorError):
     """The engine ended during an answer. The next request starts it again."""
+
+
+class NotInstalled(InputError):
+    """The package xllamacpp cannot be imported."""
+
+
+def child_environment() -> dict[str, str]:
+    """Environment of a process that runs a module of this checkout."""
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, **QUIET_ENVIRONMENT, "PYTHONPATH": path}
 
 
 class Engine:
@@ -87,12 +104,13 @@ class Engine:
         async with self._request({"path": path, "body": body}):
             return await stream.ask(self.socket, path, body)
 
-    async def score(self, ids: Sequence[int], top: int = 0) -> list[Any]:
-        """Each id after the first: [id, log-probability, [[id, log-probability] of the `top` likeliest]]."""
-        async with self._request({"score": list(ids)}):
+    async def score(self, ids: Sequence[int], top: int = 0, positions: Sequence[int] | None = None) -> list[Any]:
+        """Rows of `scoring.Scorer.score`: [id, log-probability, [[id, log-probability] of the `top` likeliest]]."""
+        asked = [list(ids), top, positions]
+        async with self._request({"score": asked}):
             number = next(self._numbers)
             answer = self._answers[number] = asyncio.get_running_loop().create_future()
-            await self._write({"id": number, "score": list(ids), "top": top})
+            await self._write({"id": number, "score": asked})
             found = await answer
             if "failed" in found:
                 raise InputError(found["failed"])
@@ -138,18 +156,24 @@ class Engine:
     async def _watch(self) -> None:
         """Kill the engine when it does not say for some seconds what it does: a request can stop its one loop, while
         /health, which another thread answers, stays 200."""
+        allowed = max(SILENT_SECONDS, Path(self.job.path).stat().st_size / STEP_BYTES_PER_SECOND)
         while self.under_way:
             await asyncio.sleep(PROBE_SECONDS)
             process = self._process
+            if process is None or process.returncode is not None:
+                continue
+            used = _processor_seconds(process.pid)
             try:
-                async with asyncio.timeout(SILENT_SECONDS):
+                async with asyncio.timeout(allowed):
                     await stream.ask(self.socket, "/slots")
             except TimeoutError:
-                if process is not None and process.returncode is None:
+                # On a busy machine it may not have had its turn: that is no silence.
+                computed = _processor_seconds(process.pid) - used > allowed / 2
+                if process.returncode is None and (computed or not _wants_its_turn(process.pid)):
                     self._silent = process
                     process.kill()
             except (AthanorError, ConnectionError):
-                pass  # it ended: whoever waits for it is told
+                pass  # it ended: whoever waits for it gets to know
 
     # -- the process ----------------------------------------------------------------------------------------------
 
@@ -164,7 +188,7 @@ class Engine:
                 self._process = await asyncio.create_subprocess_exec(
                     sys.executable, "-P", "-m", "athanor.llamacpp.child",
                     stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log, limit=LINE_BYTES,
-                    env=os.environ | QUIET_ENVIRONMENT | {"PYTHONPATH": str(ROOT)}, start_new_session=True,
+                    env=child_environment(), start_new_session=True,
                 )  # fmt: skip
             try:
                 await self._write({**asdict(self.job), "socket": self.socket})
@@ -176,7 +200,9 @@ class Engine:
                 self._process.kill()
                 await self._process.wait()
                 reason = said.get("failed") or self._log_tail() or f"status {self._process.returncode}"
-                fix = INSTALL if "xllamacpp" in reason else "athanor verify FILE checks it"
+                if said.get("missing"):
+                    raise NotInstalled(reason, where="llama.cpp", fix=INSTALL)
+                fix = "athanor verify FILE checks it"
                 raise InputError(f"llama.cpp does not start: {reason}", where=self.job.path, fix=fix)
             self._reading = asyncio.create_task(self._read(self._process))
 
@@ -209,3 +235,19 @@ class Engine:
     def _log_tail(self) -> str:
         text = (self._folder / "log").read_bytes()[-LOG_BYTES:].decode(errors="replace")
         return " / ".join(text.strip().splitlines()[-3:])[-400:]
+
+
+def _processor_seconds(pid: int) -> float:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        times = psutil.Process(pid).cpu_times()
+        return float(times.user + times.system)
+    return 0.0
+
+
+def _wants_its_turn(pid: int) -> bool:
+    """Whether a thread waits for a processor or a disk; False where that is not known."""
+    states = set()
+    for file in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):
+            states.add(file.read_text().rpartition(")")[2].split()[0])
+    return bool(states & {"R", "D"})

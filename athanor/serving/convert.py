@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import shutil
 import sys
 from pathlib import Path
 
 from athanor.base.artifacts import new_dir
 from athanor.base.errors import AthanorError, InputError
-from athanor.export.llamacpp import QUIET_ENVIRONMENT, ROOT
+from athanor.llamacpp.engine import child_environment
 from athanor.serving.about import file_states
 from athanor.serving.discover import AvailableModel
 from athanor.tokenizer.tokenizer import MODEL_FILE
@@ -38,7 +37,7 @@ async def gguf_of(root: Path, model: AvailableModel) -> Path:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", "athanor.serving.convert", str(path), str(target), cwd=root,
             stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, start_new_session=True,
-            env=os.environ | QUIET_ENVIRONMENT | {"PYTHONPATH": str(ROOT)},
+            env=child_environment(),
         )  # fmt: skip
         try:
             _, said = await process.communicate()

@@ -1,18 +1,12 @@
-"""The GGUF of a tiny foreign checkpoint, as llama.cpp's own converter writes it, and what llama.cpp says with an adapter.
-
-python tests/adapters/base_gguf.py JOB.json RESULT.json      in a process of its own: it may abort
-"""
+"""The GGUF of a tiny foreign checkpoint, as llama.cpp's own converter writes it, and what llama.cpp says with an adapter."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
+
+from athanor.llamacpp import asking
 
 
 def write(path, base):
@@ -70,51 +64,11 @@ def write(path, base):
     write_raw(path, arch, values, arrays, "f32")
 
 
-def ask(base, adapter, windows, scratch):
-    """log P of every next id after each window, [windows, vocabulary]; None without xllamacpp."""
-    job = {"model": str(base), "lora": adapter and str(adapter), "windows": windows}
-    (scratch / "job.json").write_text(json.dumps(job))
-    command = [sys.executable, __file__, str(scratch / "job.json"), str(scratch / "result.json")]
-    root = str(Path(__file__).resolve().parents[2])
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": root}, capture_output=True, text=True, timeout=120)
-    if done.returncode == 3:
-        return None
-    assert done.returncode == 0, done.stderr[-2000:]
-    rows = [dict(map(tuple, row)) for row in json.loads((scratch / "result.json").read_text())]
-    return np.array([[row[i] for i in sorted(row)] for row in rows])
-
-
-def main(job_path, result_path):
-    try:
-        import xllamacpp
-    except ImportError:
-        return 3
-    from athanor.export import llamacpp
-
-    job, server = json.loads(Path(job_path).read_text()), xllamacpp.Server
-    signal.alarm(110)
-
-    def adapted(params):
-        if job["lora"]:
-            info = xllamacpp.CommonAdapterLoraInfo()
-            info.path, info.scale = job["lora"], 1.0
-            params.lora_adapters = [info]
-        return server(params)
-
-    xllamacpp.Server = adapted
-    running = llamacpp.start_server(job["model"], context_tokens=64, threads=1, exact=True)
-    client, found = llamacpp.Client(running.listening_address), []
-    # The bias decides which token is made, one with text, and leaves the probabilities told as they are.
-    more = {"n_probs": 512, "logit_bias": [[34, 1000.0]]}
-    for ids in job["windows"]:
-        row = client._completion(ids, 1, False, more)["completion_probabilities"][0]["top_logprobs"]
-        found.append([(one["id"], one["logprob"]) for one in row])
-    Path(result_path).write_text(json.dumps(found))
-    return 0
-
-
-if __name__ == "__main__":
-    status = main(*sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+def ask(base, adapter, windows):
+    """log P of every next id after each window, [windows, vocabulary]."""
+    calls = [[[*ids, 0], 512, [len(ids)]] for ids in windows]
+    lora = [adapter] if adapter else []
+    rows = asking.ask(base, {"score": calls}, context_tokens=64, exact=True, threads=1, timeout_seconds=120, lora=lora)[
+        "score"
+    ]
+    return np.array([[logprob for _, logprob in sorted(top)] for [(_, _, top)] in rows])

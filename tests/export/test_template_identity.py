@@ -18,10 +18,12 @@ import torch
 from athanor.base.artifacts import write_manifest
 from athanor.chat_data import gates as sft_gates
 from athanor.data.rows import KIND, VERSION, PackedRows, pack, write_split
-from athanor.export import gguf_writer, llamacpp
+from athanor.export import gguf_writer
 from athanor.export.huggingface import write_huggingface
 from athanor.export.probes import has_control
 from athanor.export.source import load_source
+from athanor.llamacpp.asking import ask
+from athanor.llamacpp.engine import NotInstalled
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
 from athanor.model.weights import save_model
@@ -137,11 +139,11 @@ def test_llama_cpp(conversations, source, tokenizer, tmp_path):
     gguf_writer.write_gguf(tmp_path / "model.gguf", source, "f32")
     chats = [asked(c) for c in conversations]
     try:
-        reply = llamacpp.ask(
+        reply = ask(
             tmp_path / "model.gguf", {"chat_tokens": [[[asdict(message) for message in chat]] for chat in chats]},
             context_tokens=256, exact=True, threads=1, timeout_seconds=240,
         )  # fmt: skip
-    except llamacpp.NotInstalled:
+    except NotInstalled:
         pytest.skip("xllamacpp is not installed")
     for chat, ids in zip(chats, reply["chat_tokens"], strict=True):
         ours = prompt_ids(tokenizer, chat)
