@@ -10,6 +10,8 @@ from typing import Any
 from athanor.base.errors import GateError, InputError
 from athanor.llamacpp.engine import Engine, EngineDied, Job, NotInstalled
 
+TIMEOUTS = "export.llama_cpp_timeout_seconds, athanor evaluate --timeout"
+
 
 async def tokens(engine: Engine, text: str, symbols: bool = False) -> list[int]:
     """Ids with what the file adds at the ends (BOS); `symbols`: control symbols are parsed out of the text."""
@@ -56,11 +58,13 @@ def ask(
             async with asyncio.timeout(timeout_seconds):
                 return {name: [await _asked(engine, name, call) for call in calls] for name, calls in questions.items()}
         except TimeoutError:
-            raise _failed(path, f"gave no answer in {timeout_seconds:g} s") from None
+            fix = f"allow more time on a slow machine ({TIMEOUTS}), otherwise the file is broken"
+            what = f"llama.cpp gave no answer in {timeout_seconds:g} s"
+            raise GateError("llama.cpp", what, where=Path(path).name, fix=fix) from None
         except InputError as error:
             if isinstance(error, NotInstalled):
                 raise
-            raise _failed(path, f"failed ({error.what})") from None
+            raise GateError("llama.cpp", error.what, where=Path(path).name, fix="the file is broken") from None
         finally:
             await engine.close()
 
@@ -73,11 +77,3 @@ async def _asked(engine: Engine, name: str, call: Sequence[Any]) -> Any:
             return await QUESTIONS[name](engine, *call)  # type: ignore[operator]
         except EngineDied:
             continue
-
-
-def _failed(path: str | Path, what: str) -> GateError:
-    fix = (
-        "allow more time on a slow machine (export.llama_cpp_timeout_seconds, athanor evaluate --timeout), "
-        "otherwise the file is broken"
-    )
-    return GateError("llama.cpp", f"llama.cpp {what}", where=Path(path).name, fix=fix)

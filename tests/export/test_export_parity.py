@@ -154,7 +154,7 @@ GGUF_TRAPS = {
     "chat template absent": "conversations give other token ids",
     "control tokens typed normal": "give other token ids",
     "end of turn absent": "goes on",
-    "head count absent": "llama.cpp ended",
+    "head count absent": "llama.cpp does not start",
 }
 
 
