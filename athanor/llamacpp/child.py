@@ -15,6 +15,7 @@ import sys
 from typing import Any
 
 from athanor.base.errors import AthanorError
+from athanor.llamacpp.scoring import Scorer
 from athanor.llamacpp.server import start_server
 
 
@@ -40,8 +41,6 @@ def main() -> None:
         request = json.loads(line)
         try:
             if scorer is None:
-                from athanor.llamacpp.scoring import Scorer
-
                 scorer = Scorer(path, **job)
             write(id=request["id"], scored=scorer.score(*request["score"]))
         except AthanorError as error:

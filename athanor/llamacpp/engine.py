@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from athanor.base.errors import AthanorError, InputError
-from athanor.llamacpp import stream
+from athanor.llamacpp import child, stream
 from athanor.llamacpp.stream import Row
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -186,7 +186,7 @@ class Engine:
             Path(self.socket).unlink(missing_ok=True)  # a file that is left makes the start fail
             with (self._folder / "log").open("wb") as log:
                 self._process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-P", "-m", "athanor.llamacpp.child",
+                    sys.executable, "-P", "-m", child.__name__,
                     stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log, limit=LINE_BYTES,
                     env=child_environment(), start_new_session=True,
                 )  # fmt: skip
