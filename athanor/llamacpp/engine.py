@@ -157,18 +157,20 @@ class Engine:
         """Kill the engine when it does not say for some seconds what it does: a request can stop its one loop, while
         /health, which another thread answers, stays 200."""
         allowed = max(SILENT_SECONDS, Path(self.job.path).stat().st_size / STEP_BYTES_PER_SECOND)
+        silent, used = None, 0.0  # the process that has not answered, and its processor time before
         while self.under_way:
             await asyncio.sleep(PROBE_SECONDS)
-            process = self._process
-            if process is None or process.returncode is not None:
+            if (process := self._process) is None or process.returncode is not None:
                 continue
-            used = _processor_seconds(process.pid)
+            if process is not silent:
+                used = _processor_seconds(process.pid)
             try:
                 async with asyncio.timeout(allowed):
                     await stream.ask(self.socket, "/slots")
+                silent = None
             except TimeoutError:
                 # On a busy machine it may not have had its turn: that is no silence.
-                computed = _processor_seconds(process.pid) - used > allowed / 2
+                silent, computed = process, _processor_seconds(process.pid) - used > allowed / 2
                 if process.returncode is None and (computed or not _wants_its_turn(process.pid)):
                     self._silent = process
                     process.kill()
