@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from athanor.base.artifacts import read_json
-from athanor.base.errors import AthanorError
 from athanor.export.gguf_reader import read_header
 from athanor.export.places import CARD, HF_DIR, is_base
 from athanor.model.config import ModelConfig
 from athanor.runtime.watch import FILE as HEALTH_FILE
 from athanor.serving.discover import ODD, AvailableModel, materialise
-from athanor.serving.files import CONFIG, FACTS_FILE, read_bounded
+from athanor.serving.files import CONFIG, FACTS_FILE, read_bounded, read_object
 from athanor.serving.starters import checkout_of, topics
 
 CARDS = (CARD, "README.md")  # as our exports have it, and as published ones and foreign ones do
@@ -30,17 +27,15 @@ def about(root: Path, model: AvailableModel) -> dict[str, Any]:
     Each is empty where it is not known: of a model from elsewhere there may be the card alone.
     """
     path = Path(model.path)
-    with suppress(AthanorError, OSError):  # then the card is missing, too
+    with suppress(*ODD):  # then the card is missing, too
         materialise(root, model)
     checkout = checkout_of(path)
-    made = _of_run(checkout, "export", "meta.json")
+    health = {stage: _of_run(checkout, stage, f"files/{HEALTH_FILE}").get("status") for stage in TRAINED}
     return {
         "card": _card(path),
         "topics": [topic._asdict() for topic in topics(path)],
-        "commit": model.fetch or str(made.get("commit", "")),
-        "health": {stage: _of_run(checkout, stage, f"files/{HEALTH_FILE}").get("status") for stage in TRAINED}
-        if checkout
-        else {},
+        "commit": model.fetch or str(_of_run(checkout, "export", "meta.json").get("commit", "")),
+        "health": health if checkout else {},
     }
 
 
@@ -50,16 +45,17 @@ def shape(path: Path) -> dict[str, int]:
         if path.is_file():
             header = read_header(path)
             return {"context_tokens": int(header[f"{header['general.architecture']}.context_length"])}
-        own = json.loads(read_bounded(path / (CONFIG if is_base(path) else FACTS_FILE)))
+        own = read_object(path / (CONFIG if is_base(path) else FACTS_FILE))
         config = ModelConfig.from_dict(own["model"])
         return {"context_tokens": config.context_tokens, "parameters": config.parameter_count()}
     return {}
 
 
 def _card(path: Path) -> str:
+    """That of an export, of a folder, or of the folder of a file."""
     folders = (path.parent, path) if path.name == HF_DIR else (path if path.is_dir() else path.parent,)
     for file in (folder / name for folder in folders for name in CARDS):
-        with suppress(AthanorError, OSError):
+        with suppress(*ODD):
             return read_bounded(file).decode(errors="replace")[:CARD_CHARS]
     return ""
 
@@ -70,12 +66,3 @@ def _of_run(checkout: Path | None, stage: str, name: str) -> dict[str, Any]:
         run = read_json(checkout / "metrics" / "runs" / f"{stage}.json")["run"]
         return dict(read_json(checkout / ".athanor" / "runs" / str(run) / name))
     return {}
-
-
-def file_states(model: AvailableModel) -> Any:
-    """Names, times and sizes of the model's files: another value after a change of one. None if they cannot be read."""
-    path = Path(model.path)
-    with suppress(OSError):
-        files = sorted(path.iterdir()) if path.is_dir() else [path, *([Path(model.base)] if model.base else [])]
-        return [(file.name, stat.st_mtime_ns, stat.st_size) for file in files if (stat := os.stat(file))]
-    return None

@@ -8,7 +8,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import TYPE_CHECKING, Any
 
 from athanor.base.errors import AthanorError, InputError
@@ -33,15 +33,15 @@ _followed: set[str] = set()  # digests of schemas that llama.cpp could compile
 
 async def events(models: Models, name: str, asked: Asked, body: Mapping[str, Any]) -> AsyncGenerator[Event]:
     """One answer; `body` is of fields.asked. Exactly one end or error comes last. Closing the generator cancels."""
-    async with aclosing(models.metrics.counted(name, _answer(models, name, asked, dict(body)))) as counted:
+    async with aclosing(_answer(models, name, asked, dict(body))) as counted:
         async for event in counted:
             yield event
 
 
 async def _answer(models: Models, name: str, asked: Asked, body: dict[str, Any]) -> AsyncGenerator[Event]:
-    kind = "model"
+    kind, loaded = "model", AsyncExitStack()
     try:
-        loading = asyncio.ensure_future(models.served(name))
+        loading = asyncio.ensure_future(loaded.enter_async_context(models.using(name)))
         try:
             if not (await asyncio.wait({loading}, timeout=LOADED_SECONDS))[0]:
                 yield {"type": "loading"}
@@ -68,6 +68,8 @@ async def _answer(models: Models, name: str, asked: Asked, body: dict[str, Any])
     except Exception as error:  # whatever a model's part does, the others are answered
         logger.exception("an answer of %s failed", name)
         yield {"type": "error", "kind": "model", "message": f"the model failed ({type(error).__name__})"}
+    finally:
+        await loaded.aclose()
 
 
 async def _made(served: Served, asked: Asked, prompt: Prompt, body: Mapping[str, Any]) -> AsyncGenerator[Event]:

@@ -132,7 +132,8 @@ def build_app(
         return JSONResponse({"status": "ok"})
 
     async def metrics(request: Request) -> Response:
-        return Response(models.metrics.text(models.memory()), media_type="text/plain; version=0.0.4")
+        found = [await engine.ask("/metrics") for engine in models.engines().values()]
+        return Response("".join(found), media_type="text/plain; version=0.0.4")
 
     async def index(request: Request) -> Response:
         return FileResponse(PAGE / "index.html", headers={"Cache-Control": "no-cache"})

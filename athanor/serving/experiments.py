@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+from functools import lru_cache
 from pathlib import Path
 
 from athanor.base.errors import InputError
 from athanor.export.places import CARD, EXPORT, HF_DIR, WEIGHTS_OF
+from athanor.runtime.dvc_lock import parsed
 from athanor.runtime.facts import git
 from athanor.serving.files import read_bounded
 
-_NAMED = re.compile(r"refs/exps/[0-9a-f]{2}/[0-9a-f]{38}/(.+)")
+_NAMED = re.compile(r"(\S+) (\d+) refs/exps/[0-9a-f]{2}/[0-9a-f]{38}/(.+)")
 
 
 def recorded(root: Path) -> list[tuple[str, str, float, str | None]]:
     """(name, commit, Unix time, MD5 of its export), newest first; None for one that came to no export."""
-    rows = git(
-        root, "for-each-ref", "--format=%(objectname) %(committerdate:unix) %(refname)", "refs/exps"
-    ).splitlines()
-    experiments = []
-    for commit, seconds, ref in (row.split(" ", 2) for row in rows):
-        if (match := _NAMED.fullmatch(ref)) and (lock := git(root, "show", f"{commit}:./dvc.lock")):
-            experiments.append((match[1], commit, float(seconds), export_of(lock)))
+    rows = git(root, "for-each-ref", "--format=%(objectname) %(committerdate:unix) %(refname)", "refs/exps")
+    found = [match.groups() for row in rows.splitlines() if (match := _NAMED.fullmatch(row))]
+    experiments = [(name, commit, float(seconds), _export_of(root, commit)) for commit, seconds, name in found]
     return sorted(experiments, key=lambda experiment: (-experiment[2], experiment[0]))
 
 
@@ -31,24 +29,25 @@ def unexported(root: Path) -> list[str]:
     return [name for name, _, _, out in recorded(root) if out is None]
 
 
+@lru_cache(maxsize=1000)
+def _export_of(root: Path, commit: str) -> str | None:
+    return export_of(git(root, "show", f"{commit}:./dvc.lock"))
+
+
 def export_of(lock: str) -> str | None:
     """MD5 (without .dir) of the export that a dvc.lock names; None where it was made from other weights.
 
     An experiment that ends before the export stage keeps that stage's entry of the commit it began from.
     """
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
     try:
-        stages = YAML(typ="safe").load(lock)["stages"].values()
-        outs = {row["path"]: row for stage in stages for row in stage.get("outs", ())}
-        weights = outs.get(WEIGHTS_OF[EXPORT])
-        exporting = next(stage for stage in stages if EXPORT in {row["path"] for row in stage.get("outs", ())})
-        made_from = {row["path"]: row["md5"] for row in exporting["deps"]}.get(WEIGHTS_OF[EXPORT])
-        md5 = re.fullmatch(r"([0-9a-f]{32})(?:\.dir)?", outs[EXPORT]["md5"])[1]
-    except (YAMLError, KeyError, TypeError, AttributeError, ValueError, StopIteration):
+        stages = parsed(lock.encode()) or {}
+        outs = {row["path"]: row.get("md5") for stage in stages.values() for row in stage.get("outs", ())}
+        made_from = {row["path"]: row.get("md5") for row in stages["export"]["deps"]}.get(WEIGHTS_OF[EXPORT])
+        if made_from and (outs.get(WEIGHTS_OF[EXPORT]) or made_from) != made_from:
+            return None
+        return re.fullmatch(r"([0-9a-f]{32})(?:\.dir)?", outs[EXPORT])[1]
+    except (KeyError, TypeError, AttributeError):
         return None
-    return None if weights and made_from and weights["md5"] != made_from else md5
 
 
 def cached(cache: Path, md5: str) -> dict[str, Path] | None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 import json
 from asyncio import to_thread
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from athanor.base.errors import InputError
 from athanor.origins.tracing import MAX_CHARS
 from athanor.serving import origins
 from athanor.serving.about import about
@@ -36,10 +35,8 @@ def page_routes(models: Models, feedback: Feedback, limit: Limit, retraining: Re
     """`retraining`: None where the page may start none."""
 
     async def state(request: Request) -> Response:
-        models.refresh()
-        now = {"models": models.states(), "default_model": None}
-        with suppress(InputError):
-            now["default_model"] = models.default()
+        rows = models.states()
+        now = {"models": rows, "default_model": models.default() if rows else None}
         return JSONResponse(now | {"retraining": retraining and await to_thread(retraining.state)})
 
     async def retrain(request: Request) -> Response:
@@ -55,7 +52,9 @@ def page_routes(models: Models, feedback: Feedback, limit: Limit, retraining: Re
 
     async def trace(request: Request) -> Response:
         said = text("text", (await read(request)).get("text"), MAX_CHARS)
-        return JSONResponse(await to_thread(origins.trace, models.available(request.path_params["model"]), said))
+        return JSONResponse(
+            await to_thread(origins.trace, models.root, models.available(request.path_params["model"]), said)
+        )
 
     async def answer(request: Request) -> Response:
         body = await read(request)

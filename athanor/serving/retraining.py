@@ -48,14 +48,14 @@ class Retraining:
         """Start it and return its state; Running while one is at work, or the pipeline by another command."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / LOCK, "ab") as lock:
+            at = busy(self.root / ".dvc/tmp") or ", ".join(at_work(self.root))
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                fix = "wait for its end, or end it: athanor stop"
-                raise Running("a training is under way", where="retraining", fix=fix) from None
-            if at := busy(self.root / ".dvc/tmp") or ", ".join(at_work(self.root)):
-                what = f"the pipeline runs in this checkout: {at}"
-                raise Running(what, where="retraining", fix="wait for its end, or end it: athanor stop")
+                at = at or "athanor repro"
+            if at:
+                what, fix = f"a training is under way here: {at}", "wait for its end, or end it: athanor stop"
+                raise Running(what, where="retraining", fix=fix)
             (self.folder / END).unlink(missing_ok=True)
             command = [sys.executable, "-m", "athanor.serving.retraining", str(self.feedback), str(lock.fileno())]
             environment = {name: value for name, value in os.environ.items() if name not in PRIVATE}
@@ -73,11 +73,9 @@ class Retraining:
             return {"state": "none", "text": ""}
         if locked(self.folder / LOCK):
             return {"state": "running", "text": _tail(path, 1)}
-        end: dict[str, Any] = {}
         with contextlib.suppress(AthanorError):
-            end = read_json(self.folder / END)
-        if end.get("status") == 0:
-            return {"state": "done", "text": _tail(path, MOST_LINES, SCORE), "taught": end.get("taught", 0)}
+            if (end := read_json(self.folder / END))["status"] == 0:
+                return {"state": "done", "text": _tail(path, MOST_LINES, SCORE), "taught": end["taught"]}
         # DVC prints the reason before its closing lines.
         return {"state": "failed", "text": _tail(path, MOST_LINES, REASON) or _tail(path, MOST_LINES)}
 
@@ -94,17 +92,15 @@ def _tail(path: Path, lines: int, of: str = "") -> str:
 
 def main() -> int:
     feedback, handle = sys.argv[1], int(sys.argv[2])
-    status = 1
+    rows, status = Path(ROWS), 1
     try:
         for words in (["chat", "export", ROWS, "--write", "--feedback", feedback], ["repro"]):
             status = subprocess.run([sys.executable, "-m", "athanor", *words], pass_fds=[handle]).returncode
             if status:
                 break
     finally:
-        rows = Path(ROWS)
-        write_json(
-            FOLDER / END, {"status": status, "taught": len(rows.read_bytes().splitlines()) if rows.is_file() else 0}
-        )
+        taught = rows.read_bytes().count(b"\n") if rows.is_file() else 0
+        write_json(FOLDER / END, {"status": status, "taught": taught})
     return status
 
 

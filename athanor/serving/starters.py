@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from athanor.base.artifacts import manifest_digest
+from athanor.export.places import HF_DIR
 from athanor.serving.discover import ODD
-from athanor.serving.files import read_bounded
+from athanor.serving.files import FACTS_FILE, read_object
 from athanor.text.questions import WIDE_MARKS
 
 EVALUATION, ANSWERS, CHAT_MODEL = Path("data/eval"), "battery.jsonl", "sft"
 MOST, MOST_CHARS, LEAST_RIGHT = 4, 90, 0.5
-OWN, OWN_QUESTIONS = "taught", 2  # origin of the questions of one's own conversations; so many of a source are offered
-FIRST = "identity"
+FIRST, OWN = "identity", "taught"  # the category that asks about the model; origin of one's own conversations
 LIKELIHOOD, WRITTEN = "likelihood", "written"  # texts that it goes on with, and items by hand: neither is trained on
 MARKS = ".?!" + WIDE_MARKS
 SENTENCE = re.compile(rf"[A-Z\u0080-\U0010ffff].*[^{MARKS}][{MARKS}]")
@@ -36,24 +36,23 @@ class Topic(NamedTuple):
     taught: bool
     share: float
     question: str
-    own: bool = False  # of one's own conversations
+    own: bool  # of one's own conversations
 
 
 def starters(path: Path) -> list[dict[str, str]]:
     """Up to four questions, each with its category; `path` is a file or folder of models/export in a checkout."""
-    best = [topic for topic in topics(path) if topic.share >= LEAST_RIGHT and topic.question]
-    others = [topic for topic in best if not topic.own and SENTENCE.fullmatch(topic.question)]
-    first = {topic.kind: topic for topic in reversed(others)}  # one of each kind of answer before a second one
-    chosen = [topic for topic in best if topic.own][:OWN_QUESTIONS]
-    chosen += sorted(others, key=lambda topic: first[topic.kind] is not topic)
-    return [{"title": topic.name.replace("_", " ").capitalize(), "text": topic.question} for topic in chosen[:MOST]]
+    best = [topic for topic in topics(path) if topic.share >= LEAST_RIGHT]
+    best = [topic for topic in best if (topic.own and topic.question) or SENTENCE.fullmatch(topic.question)]
+    first = {topic.kind: topic for topic in reversed(best)}  # one of each kind of answer before a second one
+    chosen = sorted(best, key=lambda topic: (not topic.own, first[topic.kind] is not topic))[:MOST]
+    return [{"title": topic.name.replace("_", " ").capitalize(), "text": topic.question} for topic in chosen]
 
 
 def checkout_of(path: Path) -> Path | None:
     """The checkout that a file or folder of models/export lies in, if its evaluation is of these very weights."""
     with suppress(*ODD):
         root = path.parents[2]
-        lineage = json.loads(read_bounded(path.parent / "hf" / "athanor.json"))["lineage"]
+        lineage = read_object(path.parent / HF_DIR / FACTS_FILE)["lineage"]
         return root if lineage.get("eval") == manifest_digest(root / EVALUATION) else None
     return None
 
@@ -61,7 +60,7 @@ def checkout_of(path: Path) -> Path | None:
 def topics(path: Path) -> tuple[Topic, ...]:
     """What the model was asked in its evaluation: one's own questions first, then itself, then what it answers best."""
     with suppress(*ODD):
-        if (root := checkout_of(path)) is not None:
+        if root := checkout_of(path):
             return _topics(root / EVALUATION / ANSWERS, manifest_digest(root / EVALUATION))
     return ()
 
@@ -75,21 +74,11 @@ def _topics(path: Path, digest: str) -> tuple[Topic, ...]:
     found = []
     for name, rows in categories.items():
         origins, kind = {row.get("origin") for row in rows}, rows[0]["kind"]
+        texts = [row["prompt"][0]["content"] for row in rows if row["correct"] and len(row["prompt"]) == 1]
+        texts = [text for text in texts if len(text) <= MOST_CHARS and "\n" not in text]
+        # Of one's own questions the longest: other wordings leave words or letters out.
+        texts.sort(key=len, reverse=(own := OWN in origins))
+        question = next(filter(SENTENCE.fullmatch, texts), texts[0] if texts else "")
         share = sum(bool(row["correct"]) for row in rows) / len(rows)
-        for question in _questions(rows, OWN in origins) or [""]:
-            found.append(
-                Topic(name, kind, kind != LIKELIHOOD and origins != {WRITTEN}, share, question, OWN in origins)
-            )
+        found.append(Topic(name, kind, kind != LIKELIHOOD and origins != {WRITTEN}, share, question, own))
     return tuple(sorted(found, key=lambda topic: (not topic.own, topic.name != FIRST, -topic.share, topic.name)))
-
-
-def _questions(rows: list[dict[str, Any]], own: bool) -> list[str]:
-    """Questions answered rightly: the shortest, whole sentences first; of one's own one for each answer, and of its
-    wordings the longest: others leave words or letters out."""
-    wordings: dict[str, list[str]] = defaultdict(list)
-    for row in rows:
-        text = row["prompt"][0]["content"]
-        if row["correct"] and len(row["prompt"]) == 1 and len(text) <= MOST_CHARS and "\n" not in text:
-            wordings[row["expected"] if own else ""].append(text)
-    order = lambda text: (not SENTENCE.fullmatch(text), -len(text) if own else len(text), text.isupper(), text)
-    return [min(texts, key=order) for texts in wordings.values()][:OWN_QUESTIONS]
