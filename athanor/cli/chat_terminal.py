@@ -138,9 +138,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdin, sys.stdout):
         stream.reconfigure(encoding="utf-8", errors="replace")
     found = discover(anchor(), [options.model] if options.model else [])[:1]
-    threads, accelerator = machine().threads, machine().device != "cpu"
+    settings = machine()
     models = Models(
-        lambda: found, memory_bytes=sys.maxsize, root=anchor(), threads=threads, rows=1, accelerator=accelerator
+        lambda: found, anchor(), sys.maxsize, settings.threads, rows=1, accelerator=settings.device != "cpu"
     )
     with asyncio.Runner() as runner:
         try:

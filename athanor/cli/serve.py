@@ -85,8 +85,8 @@ def run(args: argparse.Namespace) -> int:
 
     def app() -> object:  # inside the event loop, to which the models belong
         models = Models(
-            listed, memory_bytes=memory, root=root, threads=settings.threads, rows=args.rows,
-            cache_bytes=int(args.cache * GIB), accelerator=settings.device != "cpu",
+            listed, root, memory, threads=settings.threads, rows=args.rows, cache_bytes=int(args.cache * GIB),
+            accelerator=settings.device != "cpu",
         )  # fmt: skip
         return build_app(
             models,

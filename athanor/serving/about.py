@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.artifacts import read_json
-from athanor.export.gguf_reader import read_header
-from athanor.export.places import CARD, HF_DIR, is_base
-from athanor.model.config import ModelConfig
+from athanor.export.places import CARD, HF_DIR
 from athanor.runtime.watch import FILE as HEALTH_FILE
 from athanor.serving.discover import ODD, AvailableModel, materialise
-from athanor.serving.files import CONFIG, FACTS_FILE, read_bounded, read_object
+from athanor.serving.files import read_bounded
 from athanor.serving.starters import checkout_of, topics
 
 CARDS = (CARD, "README.md")  # as our exports have it, and as published ones and foreign ones do
@@ -37,18 +35,6 @@ def about(root: Path, model: AvailableModel) -> dict[str, Any]:
         "commit": model.fetch or str(_of_run(checkout, "export", "meta.json").get("commit", "")),
         "health": health if checkout else {},
     }
-
-
-def shape(path: Path) -> dict[str, int]:
-    """What the files of a model say of `SHAPE`."""
-    with suppress(*ODD):
-        if path.is_file():
-            header = read_header(path)
-            return {"context_tokens": int(header[f"{header['general.architecture']}.context_length"])}
-        own = read_object(path / (CONFIG if is_base(path) else FACTS_FILE))
-        config = ModelConfig.from_dict(own["model"])
-        return {"context_tokens": config.context_tokens, "parameters": config.parameter_count()}
-    return {}
 
 
 def _card(path: Path) -> str:

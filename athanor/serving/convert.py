@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -32,19 +33,13 @@ async def gguf_of(root: Path, model: AvailableModel) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         for old in sorted(target.parent.iterdir(), key=lambda folder: -folder.stat().st_mtime)[KEPT - 1 :]:
             shutil.rmtree(old, ignore_errors=True)
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "athanor.serving.convert", str(path), str(target), cwd=root,
-            stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, start_new_session=True,
-            env=os.environ | QUIET_ENVIRONMENT | {"PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
-        try:
-            _, said = await process.communicate()
-        except asyncio.CancelledError:
-            process.kill()
-            raise
-        if process.returncode:
-            reason = said.decode(errors="replace").strip().rpartition("\n")[2] or f"status {process.returncode}"
-            raise InputError(reason, where=model.id)
+        command = [sys.executable, "-P", "-m", "athanor.serving.convert", str(path), str(target)]
+        environment = os.environ | QUIET_ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
+        done = await asyncio.to_thread(
+            subprocess.run, command, cwd=root, env=environment, capture_output=True, text=True, start_new_session=True
+        )
+        if done.returncode:
+            raise InputError(done.stderr.strip().rpartition("\n")[2] or f"status {done.returncode}", where=model.id)
     return target / FILE
 
 

@@ -12,11 +12,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from athanor.base.artifacts import MANIFEST, link, manifest_digest, new_dir
 from athanor.base.errors import AthanorError, InputError, suggest
 from athanor.export.gguf_reader import read_header
 from athanor.export.places import BASE, EXPORT, HF_DIR, WEIGHTS_OF, is_base, is_checkpoint, tokenizer_folder
+from athanor.model.config import ModelConfig
 from athanor.runtime.dvc_view import cache_folder
 from athanor.serving.experiments import cached, export_of, recorded, unexported
 from athanor.serving.files import ADAPTED, CONFIG, FACTS_FILE, gguf_problem, own_problem, read_object
@@ -48,6 +50,8 @@ class AvailableModel:
     problem: str = ""
     fetch: str = ""
     base: str = ""
+    context_tokens: int | None = None
+    parameters: int | None = None
 
 
 def discover(root: Path, requested: Sequence[str] = ()) -> list[AvailableModel]:
@@ -144,28 +148,31 @@ def _own(root: Path) -> list[AvailableModel]:
     for export in WEIGHTS_OF:
         folder = root / export
         paths = [folder / HF_DIR] if (folder / HF_DIR / FACTS_FILE).exists() else []
-        exports.append([_described(path, "export", export) for path in (*paths, *sorted(folder.glob("*.gguf")))])
+        exports.append([described(path, "export", export) for path in (*paths, *sorted(folder.glob("*.gguf")))])
     exports.sort(key=lambda models: -models[0].created if models else 0)
-    base = [_described(root / BASE, "export", f"{BASE}, goes on with a text")] if is_base(root / BASE) else []
+    base = [described(root / BASE, "export", f"{BASE}, goes on with a text")] if is_base(root / BASE) else []
     return [*chain(*exports), *base]
 
 
-def _described(path: Path, source: str, origin: str) -> AvailableModel:
+def described(path: Path, source: str, origin: str) -> AvailableModel:
     """The model in a file or a directory; where it cannot be looked at (no permission, a loop of links) with that problem."""
     name = (path.parent if path.name == HF_DIR else path).name.removesuffix(".gguf")
-    base, created = "", 0.0
+    known: dict[str, Any] = {"created": 0.0}
     with suppress(*ODD):
         if path.is_dir():
             main_file = path / (CONFIG if is_base(path) else FACTS_FILE)
-            created = main_file.stat().st_mtime
-            name = str(read_object(main_file).get("name") or name)
+            known["created"], facts = main_file.stat().st_mtime, read_object(main_file)
+            name = str(facts.get("name") or name)
+            config = ModelConfig.from_dict(facts["model"])
+            known |= {"context_tokens": config.context_tokens, "parameters": config.parameter_count()}
         else:
-            created, header = path.stat().st_mtime, read_header(path)
+            known["created"], header = path.stat().st_mtime, read_header(path)
             if "athanor.file" in header:  # model-q8_0.gguf: the name of the model is inside
                 name = f"{header['general.name']}-{name.removeprefix('model-')}"
-            base = str(path.with_name(ADAPTED)) if header.get("general.type") == "adapter" else ""
+            known["base"] = str(path.with_name(ADAPTED)) if header.get("general.type") == "adapter" else ""
+            known["context_tokens"] = int(header[f"{header['general.architecture']}.context_length"])
     slug = re.sub(r"[^\w.+-]+", "-", name).strip("-") or "model"
-    model = AvailableModel(slug, f"{name} ({origin})", str(path), source, created, base=base)
+    model = AvailableModel(slug, f"{name} ({origin})", str(path), source, **known)
     return replace(model, problem=problem_of(path, model))
 
 
@@ -177,7 +184,7 @@ def _named_path(value: str, names: Sequence[str]) -> AvailableModel:
     path = path.resolve()
     inner = path / HF_DIR
     # An export as a whole is served as its exact weights; its GGUF files can be named one by one.
-    return _described(inner if inner.is_dir() and not (path / CONFIG).is_file() else path, "path", value)
+    return described(inner if inner.is_dir() and not (path / CONFIG).is_file() else path, "path", value)
 
 
 # -- experiments ----------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from athanor.base.errors import InputError
 from athanor.base.host import free_memory_bytes
 
 GIB = 2**30
@@ -26,10 +25,8 @@ def fit_cache(header: Mapping[str, Any], rows: int, cache_bytes: int) -> tuple[i
     """
     arch = header["general.architecture"]
 
-    def number(name: str, default: Any = None) -> int:
-        value = header.get(f"{arch}.{name}", default)
-        if value is None:
-            raise InputError(f"it does not say its {name}", where="GGUF file", fix="convert the model again")
+    def number(name: str, default: int = 0) -> int:
+        value = header.get(f"{arch}.{name}", default) if default else header[f"{arch}.{name}"]
         return int(max(value) if isinstance(value, list) else value)
 
     heads = number("attention.head_count")

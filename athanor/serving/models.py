@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from athanor.base.errors import AthanorError, InputError, suggest
 from athanor.export.gguf_reader import read_header
 from athanor.llamacpp.engine import Engine, Job
-from athanor.serving.about import SHAPE, shape
+from athanor.serving.about import SHAPE
 from athanor.serving.convert import gguf_of
 from athanor.serving.discover import AvailableModel, materialise, problem_of, unique
 from athanor.serving.files import template_beside, tokenizer_beside
@@ -54,67 +54,62 @@ class Served:
     defaults: Mapping[str, Any]
 
 
+@dataclass(eq=False)
 class Entry:
     """A model of the list. `users`: requests that ask it now; `bytes`: what its engine takes, as estimated."""
 
-    def __init__(self, model: AvailableModel) -> None:
-        self.model, self.reason = model, model.problem
-        self.info: Mapping[str, int] = shape(Path(model.path))
-        self.served: Served | None = None
-        self.task: asyncio.Task[Served] | None = None
-        self.users = self.last_used = self.bytes = 0
+    model: AvailableModel
+    reason: str  # why it cannot be served
+    served: Served | None = None
+    task: asyncio.Task[Served] | None = None
+    users: int = 0
+    last_used: int = 0
+    bytes: int = 0
 
     def state(self) -> dict[str, Any]:
         """As the page gets it (GET /api/state)."""
         model, path = self.model, Path(self.model.path)
         state = "loading" if self.task else "ready" if self.served else "failed" if self.reason else "idle"
         return {
-            **{name: getattr(model, name) for name in ("id", "label", "source", "created")},
-            **{name: self.info.get(name) for name in SHAPE},
+            **{name: getattr(model, name) for name in ("id", "label", "source", "created", *SHAPE)},
             "state": state,
             "reason": self.reason if state == "failed" else None,
             "starters": starters(path),
             "template": CONTINUES if continues(path) else None,
-            "defaults": dict(self.served.defaults) if self.served else None,
+            "defaults": self.served and dict(self.served.defaults),
+            **({"context_tokens": self.served.context_tokens} if self.served else {}),
         }
 
 
+@dataclass
 class Models:
     """The models that `listed` names, as they come and go. Belongs to one event loop.
 
     `rows`, `cache_bytes`: answers at a time of a model, and of their keys and values.
     """
 
-    def __init__(
-        self,
-        listed: Callable[[], Sequence[AvailableModel]],
-        *,
-        memory_bytes: int,
-        root: Path = Path("."),
-        threads: int = 1,
-        rows: int = 8,
-        cache_bytes: int = 1 << 30,
-        accelerator: bool = False,
-    ) -> None:
-        self.memory_bytes, self.root = memory_bytes, root.resolve()
-        self._threads, self._rows, self._cache_bytes, self._accelerator = threads, rows, cache_bytes, accelerator
-        self._listed = listed
-        self._entries: dict[str, Entry] = {}
-        self._left: set[Entry] = set()  # no longer listed; a request that ends or begins ends those nobody asks
-        self._requests = 0
-        self.refresh()
+    listed: Callable[[], Sequence[AvailableModel]]
+    root: Path
+    memory_bytes: int
+    threads: int = 1
+    rows: int = 8
+    cache_bytes: int = 1 << 30
+    accelerator: bool = False
+    _entries: dict[str, Entry] = field(default_factory=dict)
+    _left: set[Entry] = field(default_factory=set)  # no longer listed; each request ends those that nobody asks
+    _requests: int = 0
 
     # -- the list -------------------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
         """Follow the disk. A model keeps its id, whatever comes before it; one whose files changed is another entry."""
         known = {entry.model.path: entry for entry in self._entries.values()}
-        listed = {model.path: model for model in self._listed()}
+        listed = {model.path: model for model in self.listed()}
         named = {path: replace(model, id=known[path].model.id) for path, model in listed.items() if path in known}
         new = unique([listed[path] for path in listed if path not in known], [model.id for model in named.values()])
         named |= {model.path: model for model in new}
         kept = {path: entry for path, entry in known.items() if named.get(path) == entry.model}
-        self._entries = {named[path].id: kept.get(path) or Entry(named[path]) for path in listed}
+        self._entries = {named[path].id: kept.get(path) or Entry(named[path], named[path].problem) for path in listed}
         self._left |= set(known.values()) - set(kept.values())
 
     def states(self) -> list[dict[str, Any]]:
@@ -175,21 +170,21 @@ class Models:
             await asyncio.to_thread(materialise, self.root, model)
             path = await gguf_of(self.root, model)
             header, size = await asyncio.to_thread(read_header, path), path.stat().st_size
-            context, rows, cache = fit_cache(header, self._rows, self._cache_bytes)
+            context, rows, cache = fit_cache(header, self.rows, self.cache_bytes)
             await self._make_room(entry, size + cache + ENGINE_BYTES)
-            threads = 1 if size < FEW_THREADS_BYTES else self._threads
-            accelerator = self._accelerator and model.source != UNDONE  # a training has it
+            threads = 1 if size < FEW_THREADS_BYTES else self.threads
+            accelerator = self.accelerator and model.source != UNDONE  # a training has it
             lora, template = ((model.path,), template_beside(Path(model.path))) if model.base else ((), "")
             engine = Engine(Job(str(path), context, rows, threads, False, accelerator, lora, template))
             entry.served = await self._served(model, engine, header)
-            entry.info, entry.reason = {**entry.info, "context_tokens": entry.served.context_tokens}, ""
+            entry.reason = ""
             return entry.served
         except BaseException as error:
             entry.bytes = 0
             if engine is not None:
                 await engine.close()
-            if isinstance(error, OSError):
-                error = InputError(f"{model.id}: {error}")
+            if isinstance(error, (OSError, LookupError, TypeError, ValueError)):  # of an odd file
+                error = InputError(f"{type(error).__name__}: {error}", where=model.id)
             if isinstance(error, AthanorError) and not isinstance(error, MemoryHeld):
                 entry.reason = str(error)
             raise error from None

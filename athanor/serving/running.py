@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from athanor.base.errors import InputError
@@ -27,8 +28,7 @@ from athanor.export.places import (
     whole_checkpoints,
 )
 from athanor.runtime.locks import locked
-from athanor.serving.discover import ODD, AvailableModel, discover
-from athanor.serving.files import WEIGHTS
+from athanor.serving.discover import ODD, AvailableModel, described, discover
 
 UNDONE = "undone"  # the `source` of such a model
 CONTINUES = "none"  # in place of the name of a template: the model goes on with a text
@@ -81,6 +81,8 @@ def _model(path: Path) -> AvailableModel:
     about, at_work = origin(path), is_checkpoint(path)
     state = "still training" if at_work else f"cooled down in {about['cooled']:,} steps" if "cooled" in about else "raw"
     base = "; a base model: it goes on with your text" if continues(path) else ""
-    name = f"{about['stage']}-{slot_folder(path).name[:8]}-{path.name}" if at_work else path.name
-    created = (path / (TENSORS if at_work else WEIGHTS)).stat().st_mtime
-    return AvailableModel(name, f"{about['stage']} step {about['step']:,} ({state}{base})", str(path), UNDONE, created)
+    label = f"{about['stage']} step {about['step']:,} ({state}{base})"
+    if not at_work:
+        return replace(described(path, UNDONE, ""), id=path.name, label=label)
+    name = f"{about['stage']}-{slot_folder(path).name[:8]}-{path.name}"
+    return AvailableModel(name, label, str(path), UNDONE, (path / TENSORS).stat().st_mtime)

@@ -16,7 +16,7 @@ import pytest
 from athanor.base.artifacts import read_json, write_json, write_manifest
 from athanor.base.errors import InputError
 from athanor.export.places import EXPORT, PREVIEWS
-from athanor.serving.about import about, shape
+from athanor.serving.about import about
 from athanor.serving.discover import discover, materialise, problem_of
 from athanor.serving.experiments import cached, unexported
 from athanor.serving.running import Catalog, running
@@ -86,8 +86,7 @@ def test_equal_models_are_listed_once_and_no_experiment_comes_first(repo):
     assert [found[name].label for name in ("own", "noted")] == ["own (models/export)", "noted (experiment)"]
     assert [model.id for model in found.values() if model.problem] == ["lost"]
     assert "dvc exp pull REMOTE lost" in found["lost"].problem
-    shapes = [shape(Path(found[name].path)) for name in ("own", "own-q8_0", "noted")]
-    assert [told.get("context_tokens") for told in shapes] == [128, 128, None]
+    assert [found[name].context_tokens for name in ("own", "own-q8_0", "noted")] == [128, 128, None]
     assert list(by_id(repo, "wider", "own-q8_0")) == ["noted", "own-q8_0"]
     assert list(by_id(repo, "own", "same", str(repo / EXPORT))) == ["own", "own-2"]
     for name, why in (("swept", "no export of its own.*dvc exp apply swept"), ("widr", "did you mean 'wider'")):

@@ -32,7 +32,7 @@ class Started:
 @contextmanager
 def serving(root, retraining=None, names=("parrot", "polly")):
     found = [AvailableModel(name, name, str(root / f"{name}.gguf"), "path", 0.0) for name in names]
-    models, feedback = Models(lambda: found, memory_bytes=1 << 33, root=root), Feedback(root / "feedback.jsonl")
+    models, feedback = Models(lambda: found, root, 1 << 33), Feedback(root / "feedback.jsonl")
     app = build_app(models, lambda limit: page_routes(models, feedback, limit, retraining))
     with TestClient(app, base_url="http://127.0.0.1") as client:
         yield client

@@ -40,9 +40,9 @@ def root(made, tmp_path):
     return shutil.copytree(made, tmp_path / "root")
 
 
-def run(root, work, *requested, **options):
+def run(root, work, *requested, memory_bytes=1 << 33):
     async def within():
-        models = Models(Catalog(root, requested), root=root, **{"memory_bytes": 1 << 33, "rows": 2} | options)
+        models = Models(Catalog(root, requested), root, memory_bytes, rows=2)
         try:
             return await work(models)
         finally:
