@@ -7,7 +7,7 @@ stay in DVC's cache until somebody asks it something; then `materialise` links t
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -76,18 +76,16 @@ def discover(root: Path, requested: Sequence[str] = ()) -> list[AvailableModel]:
     return unique(dict.fromkeys(chosen))
 
 
-def unique(models: Iterable[AvailableModel], taken: Collection[str] = ()) -> list[AvailableModel]:
-    """The models with a number behind each id that another one has, or that is `taken`."""
-    used_ids = set(taken)
-    result = []
+def unique(models: Iterable[AvailableModel]) -> list[AvailableModel]:
+    """The models with a number behind each id that an earlier one has."""
+    found: dict[str, AvailableModel] = {}
     for model in models:
         name, number = model.id, 1
-        while name in used_ids:
+        while name in found:
             number += 1
             name = f"{model.id}-{number}"
-        used_ids.add(name)
-        result.append(replace(model, id=name))
-    return result
+        found[name] = replace(model, id=name)
+    return list(found.values())
 
 
 def materialise(root: Path, model: AvailableModel) -> None:

@@ -1,7 +1,7 @@
 """What people say about answers, thumbs and corrections: a file of JSON lines, one for each change.
 
 Of the rows of one message the last counts. Several processes may use the file: each call holds its lock. A line is
-written with fsync; one that a crash tore is passed over and named. Numbers of rows are not used again: of a chat that
+written with fsync; one that a crash tore was never acknowledged, and is passed over. Numbers of rows are not used again: of a chat that
 is deleted they stay.
 """
 
@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any, BinaryIO, Literal
 from athanor.base.artifacts import fsync_dir, write_bytes
 from athanor.base.errors import InputError, ParamsError
 from athanor.base.strict import build
+from athanor.runtime import journal
 from athanor.runtime.locks import lock
 from athanor.text.conversations import Message
 
@@ -68,7 +68,6 @@ class Feedback:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._named: set[bytes] = set()
 
     def rows(self) -> list[Row]:
         """The last row of each message, in the order of their numbers (`id`)."""
@@ -124,21 +123,11 @@ class Feedback:
         """The file, locked, and all its rows. What is written comes behind them."""
         try:
             with os.fdopen(lock(self.path, lambda _: None, OWNER_ONLY), "r+b") as file:
-                yield file, list(filter(None, map(self._row, file.read().split(b"\n"))))
+                found = [row for row in journal.rows(file.read()) if row.keys() in (FIELDS, {"id"})]
+                yield file, [row for row in found if isinstance(row["id"], int)]
         except OSError as error:
             fix = "look for a full disk or missing rights"
             raise Unusable(f"cannot be used ({error.strerror or error})", where=self.path, fix=fix) from None
-
-    def _row(self, line: bytes) -> Row:
-        """The row in a line; an empty one for a damaged line, which is named once."""
-        with suppress(ValueError, AttributeError, RecursionError):
-            row = json.loads(line)
-            if row.keys() in (FIELDS, {"id"}) and isinstance(row["id"], int):
-                return Row(row)
-        if line and line not in self._named:
-            self._named.add(line)
-            print(f"{self.path}: a line is damaged and passed over: {line[:60]!r}", file=sys.stderr)
-        return {}
 
     def _append(self, file: BinaryIO, row: Row) -> Row:
         row |= {"at": datetime.now(UTC).isoformat(timespec="seconds")}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -102,14 +102,10 @@ class Models:
     # -- the list -------------------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Follow the disk. A model keeps its id, whatever comes before it; one whose files changed is another entry."""
-        known = {entry.model.path: entry for entry in self._entries.values()}
-        listed = {model.path: model for model in self.listed()}
-        named = {path: replace(model, id=known[path].model.id) for path, model in listed.items() if path in known}
-        new = unique([listed[path] for path in listed if path not in known], [model.id for model in named.values()])
-        named |= {model.path: model for model in new}
-        kept = {path: entry for path, entry in known.items() if named.get(path) == entry.model}
-        self._entries = {named[path].id: kept.get(path) or Entry(named[path], named[path].problem) for path in listed}
+        """Follow the disk. A model whose files or id changed is another entry."""
+        known, listed = self._entries, unique(self.listed())
+        kept = {model.id: known[model.id] for model in listed if model.id in known and known[model.id].model == model}
+        self._entries = {model.id: kept.get(model.id) or Entry(model, model.problem) for model in listed}
         self._left |= set(known.values()) - set(kept.values())
 
     def states(self) -> list[dict[str, Any]]:
@@ -124,10 +120,9 @@ class Models:
     def default(self) -> str:
         """The first model that is not known to be broken. InputError if there is none at all."""
         self.refresh()
-        usable = [name for name, entry in self._entries.items() if not entry.reason]
         if not self._entries:
             raise NoModel("there is no model", where="models/export", fix="make one: make repro; or --model PATH")
-        return (usable or list(self._entries))[0]
+        return min(self._entries, key=lambda name: bool(self._entries[name].reason))
 
     def available(self, name: str) -> AvailableModel:
         """The model of that name. NoModel for an unknown one."""

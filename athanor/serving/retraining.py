@@ -80,13 +80,12 @@ class Retraining:
         return {"state": "failed", "text": _tail(path, MOST_LINES, REASON) or _tail(path, MOST_LINES)}
 
 
-def _tail(path: Path, lines: int, of: str = "") -> str:
+def _tail(path: Path, lines: int, of: str = ".") -> str:
     """The last lines of a log in which `of` is found, without what steers a terminal."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-        text = file.read().decode("utf-8", "replace")
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
-    said = [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip() and re.search(of, line)]
+        text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.read().decode("utf-8", "replace"))
+    said = [line.strip() for line in re.split(r"[\r\n]+", text) if re.search(of, line.strip())]
     return redact("\n".join(said[-lines:]))
 
 

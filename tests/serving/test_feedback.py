@@ -62,13 +62,12 @@ def test_a_deleted_chat_leaves_its_numbers_alone(feedback):
     assert judge(feedback, gone, "down") == 4 and feedback.path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_torn_line_is_passed_over_named_once_and_closed(feedback, capsys):
+def test_a_torn_line_is_passed_over_and_closed(feedback):
     judge(feedback, asked("Hello?", "Hi"), "up")
     whole = feedback.path.read_bytes()
     for torn in (whole[:-9], b'\n{"id": 7, "chat": "\xff', b"\n" + b"[" * 100_000, b"\nnull", b'\n{"id": "x"}'):
         feedback.path.write_bytes(whole + torn)
-        assert len(feedback.rows()) == 1 == len(feedback.rows())
-        assert capsys.readouterr().err.count("a line is damaged") == 1
+        assert len(feedback.rows()) == 1
         assert judge(feedback, asked("And?", "No"), "up") == 2 and len(feedback.rows()) == 2
         assert feedback.path.read_bytes().startswith(whole + torn + b"\n")
     feedback.forget(feedback.rows()[0]["chat"])  # the torn one may be of that chat
