@@ -45,11 +45,11 @@ class Catalog:
     def __init__(self, root: Path, requested: Sequence[str] = ()) -> None:
         self.root, self.requested = root.resolve(), requested
         self._found = discover(self.root, requested)
-        self._seen = self._states()
+        self._seen: list[tuple[int, int]] = []
 
     def __call__(self) -> list[AvailableModel]:
         if (states := self._states()) != self._seen:
-            self._seen = states
+            self._seen = states  # from before: what changes meanwhile is seen by the next call
             with suppress(InputError):  # what --model names is gone: perhaps it is made again right now
                 self._found = discover(self.root, self.requested)
         return [*self._found, *([] if self.requested else running(self.root))]

@@ -70,5 +70,5 @@ def test_what_is_accepted_is_written_where_training_reads_it(retraining, monkeyp
     assert ended(retraining)["state"] == "failed"
     assert '"7"' in Path("corpus/corrections.jsonl").read_text()
     assert "corpus/corrections.jsonl" in Path("params.yaml").read_text()
-    assert json.loads((retraining.folder / END).read_text()) == {"status": 1, "taught": 1}
+    assert json.loads((retraining.folder / END).read_text())["taught"] == 1
     assert "written to params.yaml" in (retraining.folder / LOG).read_text()
