@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,6 @@ from athanor.serving.convert import gguf_of
 from athanor.serving.discover import AvailableModel, materialise, problem_of, rank, unique
 from athanor.serving.files import tokenizer_beside
 from athanor.serving.memory import ENGINE_BYTES, fit_cache, size_text
-from athanor.serving.metrics import Metrics
 from athanor.serving.running import CONTINUES, UNDONE, template_of
 from athanor.serving.starters import starters
 from athanor.tokenizer.tokenizer import Tokenizer
@@ -138,7 +138,6 @@ class Models:
         self._running, self._local = running, local
         self._entries: dict[str, Entry] = {}
         self._requests = 0
-        self.metrics = Metrics()
         self._ending: set[asyncio.Task[None]] = set()
         self._add(available)
         self.refresh()
@@ -176,9 +175,9 @@ class Models:
         self.refresh()
         return [entry.state() for entry in self._entries.values()]
 
-    def memory(self) -> dict[str, int]:
-        """Bytes that the engine of each loaded model holds."""
-        return {name: size for name, entry in self._entries.items() if (size := entry.resident_bytes())}
+    def engines(self) -> dict[str, Engine]:
+        """The engine of each loaded model."""
+        return {name: entry.served.engine for name, entry in self._entries.items() if entry.served}
 
     def default(self) -> str:
         """The first model that is not known to be broken. InputError if there is none at all."""
@@ -202,6 +201,10 @@ class Models:
         return self._entries[name]
 
     # -- loading --------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def using(self, name: str) -> AsyncIterator[Served]:
+        yield await self.served(name)
 
     async def served(self, name: str) -> Served:
         """The model, loaded. InputError with the reason where it cannot be, MemoryHeld where others hold the memory."""

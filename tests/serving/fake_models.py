@@ -8,7 +8,8 @@ import socket
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ from athanor.export.gguf_writer import write_gguf
 from athanor.export.source import load_source
 from athanor.llamacpp.engine import Engine, Job
 from athanor.serving.app import Connection, Server, build_app
-from athanor.serving.metrics import Metrics
 from athanor.serving.models import NoModel
 from athanor.tokenizer.tokenizer import Tokenizer
 from tests.serving.live import PATIENCE, streamed
@@ -42,7 +42,7 @@ class FakeModels:
     """`files`: id -> (job, tokenizer, whether it continues a text)."""
 
     def __init__(self, files: Mapping[str, tuple[Job, Tokenizer | None, bool]]) -> None:
-        self.files, self.metrics = files, Metrics()
+        self.files = files
         self.all = {
             name: Served(
                 name, Engine(job), tokenizer, job.context_tokens, continues, DEFAULTS | {"max_new_tokens": 128}
@@ -51,7 +51,7 @@ class FakeModels:
         }
 
     def states(self) -> list[dict[str, Any]]:
-        rows = {"created": 1.8e9, "backend": "llama.cpp", "state": "idle", "reason": None, "parameters": 1}
+        rows = {"created": 1.8e9, "state": "idle", "reason": None, "parameters": 1}
         return [
             {**rows, "id": name, "label": name, "context_tokens": one.context_tokens, "defaults": one.defaults}
             for name, one in self.all.items()
@@ -65,11 +65,12 @@ class FakeModels:
             raise NoModel(f"there is no model '{name[:200]}'", where="model", fix=suggest(name, self.all))
         return self.all[name]
 
-    async def served(self, name: str) -> Served:
-        return self.all[name]
+    @asynccontextmanager
+    async def using(self, name: str) -> AsyncIterator[Served]:
+        yield self.all[name]
 
-    def memory(self) -> dict[str, int]:
-        return {}
+    def engines(self) -> dict[str, Engine]:
+        return {name: one.engine for name, one in self.all.items()}
 
     def refresh(self) -> None: ...
 
