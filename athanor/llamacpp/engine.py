@@ -89,6 +89,10 @@ class Engine:
         async with self._request({"path": path, "body": body}):
             return await stream.ask(self.socket, path, body)
 
+    async def metrics(self) -> str:
+        """What the server tells Prometheus; nothing while it does not run."""
+        return str(await stream.ask(self.socket, "/metrics")) if self.alive else ""
+
     async def score(self, ids: Sequence[int], top: int = 0) -> list[Any]:
         """Each id after the first: [id, log-probability, [[id, log-probability] of the `top` likeliest]]."""
         async with self._request({"score": list(ids)}):

@@ -51,7 +51,7 @@ class FakeModels:
         }
 
     def states(self) -> list[dict[str, Any]]:
-        rows = {"created": 1.8e9, "backend": "llama.cpp", "state": "idle", "reason": None, "parameters": 1}
+        rows = {"created": 1.8e9, "state": "idle", "reason": None, "parameters": 1}
         return [
             {**rows, "id": name, "label": name, "context_tokens": one.context_tokens, "defaults": one.defaults}
             for name, one in self.all.items()
