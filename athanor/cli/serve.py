@@ -21,6 +21,7 @@ import sys
 from pathlib import Path
 
 from athanor.base.errors import InputError
+from athanor.base.host import free_memory_bytes
 from athanor.runtime.machine import anchor, machine
 from athanor.serving.feedback import FILE, Feedback
 
@@ -58,9 +59,8 @@ def run(args: argparse.Namespace) -> int:
     import uvicorn
 
     from athanor.serving.app import HOST_NAME, LOOPBACK, Connection, Server, build_app
-    from athanor.serving.experiments import unexported
-    from athanor.serving.memory import GIB, default_memory_bytes
-    from athanor.serving.models import Models
+    from athanor.serving.discover import unexported
+    from athanor.serving.models import GIB, Models
     from athanor.serving.page_api import page_routes
     from athanor.serving.retraining import Retraining
     from athanor.serving.running import Catalog
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     local = is_loopback(args.host)
     hosts = tuple(dict.fromkeys([*LOOPBACK, *(name.lower() for name in (url_host(args.host), *args.allow_host))]))
     hosts = hosts if local or not key else ()
-    memory = default_memory_bytes() if args.memory is None else int(args.memory * GIB)
+    memory = free_memory_bytes() // 2 if args.memory is None else int(args.memory * GIB)
     feedback = Feedback(root / args.feedback)
 
     # Who else could reach the server starts nothing here.

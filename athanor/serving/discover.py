@@ -6,10 +6,12 @@ stay in DVC's cache until somebody asks it something; then `materialise` links t
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,14 +19,16 @@ from typing import Any
 from athanor.base.artifacts import MANIFEST, link, manifest_digest, new_dir
 from athanor.base.errors import AthanorError, InputError, suggest
 from athanor.export.gguf_reader import read_header
-from athanor.export.places import BASE, EXPORT, HF_DIR, WEIGHTS_OF, is_base, is_checkpoint, tokenizer_folder
+from athanor.export.places import BASE, CARD, EXPORT, HF_DIR, WEIGHTS_OF, is_base, is_checkpoint, tokenizer_folder
 from athanor.model.config import ModelConfig
+from athanor.runtime.dvc_lock import parsed
 from athanor.runtime.dvc_view import cache_folder
-from athanor.serving.experiments import cached, export_of, recorded, unexported
-from athanor.serving.files import ADAPTED, CONFIG, FACTS_FILE, gguf_problem, own_problem, read_object
+from athanor.runtime.facts import git
+from athanor.serving.files import ADAPTED, CONFIG, FACTS_FILE, gguf_problem, own_problem, read_bounded, read_object
 from athanor.tokenizer.tokenizer import MODEL_FILE
 
 SERVED = ".athanor/served"
+_NAMED = re.compile(r"(\S+) (\d+) refs/exps/[0-9a-f]{2}/[0-9a-f]{38}/(.+)")
 NO_EXPORT = (
     f"it has no {FACTS_FILE}, so it is no export of this pipeline. Fix: name a .gguf file (of other models llama.cpp's "
     "convert_hf_to_gguf.py makes one), or a directory that athanor shrink made of a checkpoint"
@@ -67,11 +71,6 @@ def discover(root: Path, requested: Sequence[str] = ()) -> list[AvailableModel]:
     if not requested:
         return available
     by_name = experiments | {model.id: model for model in available}
-    for value in requested:
-        if value not in by_name and value in unexported(root):
-            what = "this experiment has no export of its own: its dvc.lock names one made from other weights, or none"
-            fix = f"dvc exp apply {value}, then dvc repro export; it is {EXPORT} then, and no longer named {value}"
-            raise InputError(what, where=f"--model {value}", fix=fix)
     chosen = [by_name[value] if value in by_name else _named_path(value, sorted(by_name)) for value in requested]
     return unique(dict.fromkeys(chosen))
 
@@ -116,7 +115,7 @@ def problem_of(root: Path, model: AvailableModel) -> str:
             return ""
         if is_base(path):
             files[MODEL_FILE] = tokenizer_folder(path) / MODEL_FILE
-            return own_problem(files, CONFIG, "pretrain")
+            return own_problem(files, CONFIG)
         return own_problem(files) if FACTS_FILE in files else NO_EXPORT
     except FileNotFoundError:
         return f"{path} is gone; a training keeps its two newest checkpoints. Fix: choose another one of the list"
@@ -185,7 +184,7 @@ def _named_path(value: str, names: Sequence[str]) -> AvailableModel:
     return described(inner if inner.is_dir() and not (path / CONFIG).is_file() else path, "path", value)
 
 
-# -- experiments ----------------------------------------------------------------------
+# -- experiments, read from Git and from DVC's cache without opening either with DVC -----------------------
 
 
 def _experiments(root: Path, own: Sequence[AvailableModel]) -> dict[str, AvailableModel]:
@@ -212,3 +211,55 @@ def _cached_files(root: Path, model: AvailableModel) -> dict[str, Path]:
         fix = f"dvc exp pull REMOTE {model.id}, or dvc exp apply {model.id} and then dvc pull or dvc repro export"
         raise InputError(f"the files of experiment {model.id} are not in DVC's cache", fix=fix)
     return files
+
+
+def recorded(root: Path) -> list[tuple[str, str, float, str | None]]:
+    """(name, commit, Unix time, MD5 of its export), newest first; None for one that came to no export."""
+    rows = git(root, "for-each-ref", "--format=%(objectname) %(committerdate:unix) %(refname)", "refs/exps")
+    found = [match.groups() for row in rows.splitlines() if (match := _NAMED.fullmatch(row))]
+    experiments = [(name, commit, float(seconds), _export_of(root, commit)) for commit, seconds, name in found]
+    return sorted(experiments, key=lambda experiment: (-experiment[2], experiment[0]))
+
+
+def unexported(root: Path) -> list[str]:
+    """Names of the experiments that have no export of their own."""
+    return [name for name, _, _, out in recorded(root) if out is None]
+
+
+@lru_cache(maxsize=1000)
+def _export_of(root: Path, commit: str) -> str | None:
+    return export_of(git(root, "show", f"{commit}:./dvc.lock"))
+
+
+def export_of(lock: str) -> str | None:
+    """MD5 (without .dir) of the export that a dvc.lock names; None where it was made from other weights.
+
+    An experiment that ends before the export stage keeps that stage's entry of the commit it began from.
+    """
+    try:
+        stages = parsed(lock.encode()) or {}
+        outs = {row["path"]: row.get("md5") for stage in stages.values() for row in stage.get("outs", ())}
+        made_from = {row["path"]: row.get("md5") for row in stages["export"]["deps"]}.get(WEIGHTS_OF[EXPORT])
+        if made_from and (outs.get(WEIGHTS_OF[EXPORT]) or made_from) != made_from:
+            return None
+        return re.fullmatch(r"([0-9a-f]{32})(?:\.dir)?", outs[EXPORT])[1]
+    except (KeyError, TypeError, AttributeError):
+        return None
+
+
+def cached(cache: Path, md5: str) -> dict[str, Path] | None:
+    """Files of an export's `hf/`, and its card, and where the cache has them, whether or not they are there.
+
+    None without the list.
+    """
+    try:
+        rows = json.loads(read_bounded(cache / md5[:2] / f"{md5[2:]}.dir"))
+        md5_of = {row["relpath"]: row["md5"] for row in rows}
+        # The list may be somebody else's: an export's files lie side by side, and each has the hash of its content.
+        return {
+            name.removeprefix(f"{HF_DIR}/"): cache / checksum[:2] / checksum[2:]
+            for name, checksum in md5_of.items()
+            if re.fullmatch(rf"{CARD}|{HF_DIR}/[\w-][\w.-]*", name) and re.fullmatch("[0-9a-f]{32}", checksum)
+        }
+    except ODD:
+        return None

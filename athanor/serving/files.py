@@ -36,10 +36,11 @@ def read_object(path: Path) -> dict[str, Any]:
     return dict(json.loads(read_bounded(path)))
 
 
-def own_problem(files: Mapping[str, Path], facts_file: str = FACTS_FILE, stage: str = "export") -> str:
+def own_problem(files: Mapping[str, Path], facts_file: str = FACTS_FILE) -> str:
+    """Of an export, or of a base model, whose facts are in its configuration."""
     for name in (facts_file, CONFIG, MODEL_FILE, WEIGHTS):
         if name not in files or not files[name].is_file():
-            return f"{name} is missing. Fix: make it again: dvc repro {stage}"
+            return f"{name} is missing. Fix: make it again: athanor repro"
     facts = read_object(files[facts_file])
     facts = facts.get("facts", facts)  # of a stage's own weights they are below the shape
     return _mismatch_problem(facts.get("tokenizer_digest"), facts.get("template_hash"), files[MODEL_FILE])

@@ -17,15 +17,17 @@ from typing import Any
 from athanor.base.errors import AthanorError, InputError, suggest
 from athanor.export.gguf_reader import read_header
 from athanor.llamacpp.engine import Engine, Job
-from athanor.serving.about import SHAPE
+from athanor.serving.about import SHAPE, starters
 from athanor.serving.convert import gguf_of
 from athanor.serving.discover import AvailableModel, materialise, problem_of, unique
 from athanor.serving.files import template_beside, tokenizer_beside
-from athanor.serving.memory import ENGINE_BYTES, fit_cache, size_text
 from athanor.serving.running import CONTINUES, UNDONE, continues
-from athanor.serving.starters import starters
 from athanor.tokenizer.tokenizer import Tokenizer
 
+GIB = 2**30
+ENGINE_BYTES = 64 << 20  # of a process with llama.cpp, before any weight: 63 MB measured
+ELEMENT_BYTES = 2  # of a key or value in fp16, llama.cpp's default
+LEAST_CONTEXT = 512
 FEW_THREADS_BYTES = 120 << 20  # of weights: two threads of a smaller model take twice the processor time of one
 GREEDY = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}  # as evaluated
 UNTAUGHT = GREEDY | {"temperature": 0.8, "top_p": 0.95}  # the likeliest text of a base model goes in circles
@@ -233,3 +235,32 @@ class Models:
     async def close(self) -> None:
         """End every load and every engine."""
         await asyncio.gather(*(self._end(entry) for entry in (*self._entries.values(), *self._left)))
+
+
+# -- memory -----------------------------------------------------------------------------------------------
+
+
+def fit_cache(header: Mapping[str, Any], rows: int, cache_bytes: int) -> tuple[int, int, int]:
+    """Tokens of context, answers at a time whose keys and values fit into `cache_bytes`, and the bytes of these.
+
+    Fewer answers before a shorter context; one answer gets at least 512 tokens.
+    """
+    arch = header["general.architecture"]
+
+    def number(name: str, default: int = 0) -> int:
+        value = header.get(f"{arch}.{name}", default) if default else header[f"{arch}.{name}"]
+        return int(max(value) if isinstance(value, list) else value)
+
+    heads = number("attention.head_count")
+    width = number("embedding_length") // max(heads, 1)
+    keys, values = number("attention.key_length", width), number("attention.value_length", width)
+    token = max(1, number("block_count") * number("attention.head_count_kv", heads) * (keys + values) * ELEMENT_BYTES)
+    trained = number("context_length")
+    rows = max(1, min(rows, cache_bytes // (token * trained)))
+    context = min(trained, max(LEAST_CONTEXT, cache_bytes // (token * rows)))
+    return context, rows, token * context * rows
+
+
+def size_text(count: int) -> str:
+    """A number of bytes as people read it."""
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / 2**20:.0f} MiB"

@@ -32,7 +32,7 @@ FORWARDED = {"forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-
 
 
 def page_routes(models: Models, feedback: Feedback, limit: Limit, retraining: Retraining | None = None) -> list[Route]:
-    """`retraining`: None where the page may start none."""
+    """`retraining`: None where the page may start none. Functions that are no coroutines run in threads."""
 
     async def state(request: Request) -> Response:
         rows = models.states()
@@ -80,12 +80,12 @@ def page_routes(models: Models, feedback: Feedback, limit: Limit, retraining: Re
     async def judge(request: Request) -> Response:
         return JSONResponse(await to_thread(feedback.record, await read(request)))
 
-    async def forget(request: Request) -> Response:
-        await to_thread(feedback.forget, request.query_params.get("chat", ""))
+    def forget(request: Request) -> Response:
+        feedback.forget(request.query_params.get("chat", ""))
         return Response(status_code=204)
 
-    async def corrections(request: Request) -> Response:
-        return JSONResponse({"corrections": await to_thread(feedback.corrections)})
+    def corrections(request: Request) -> Response:
+        return JSONResponse({"corrections": feedback.corrections()})
 
     async def settle(request: Request) -> Response:
         status = (await read(request)).get("status")

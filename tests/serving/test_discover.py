@@ -17,8 +17,7 @@ from athanor.base.artifacts import read_json, write_json, write_manifest
 from athanor.base.errors import InputError
 from athanor.export.places import EXPORT, PREVIEWS
 from athanor.serving.about import about
-from athanor.serving.discover import discover, materialise, problem_of
-from athanor.serving.experiments import cached, unexported
+from athanor.serving.discover import cached, discover, materialise, problem_of, unexported
 from athanor.serving.running import Catalog, running
 from tests.evaluation.tiny import make_model, save, write_tiny_tokenizer
 from tests.serving.live import environment
@@ -89,9 +88,8 @@ def test_equal_models_are_listed_once_and_no_experiment_comes_first(repo):
     assert [found[name].context_tokens for name in ("own", "own-q8_0", "noted")] == [128, 128, None]
     assert list(by_id(repo, "wider", "own-q8_0")) == ["noted", "own-q8_0"]
     assert list(by_id(repo, "own", "same", str(repo / EXPORT))) == ["own", "own-2"]
-    for name, why in (("swept", "no export of its own.*dvc exp apply swept"), ("widr", "did you mean 'wider'")):
-        with pytest.raises(InputError, match=why):
-            discover(repo, [name])
+    with pytest.raises(InputError, match="did you mean 'wider'"):
+        discover(repo, ["widr"])
 
 
 def test_an_experiment_comes_out_of_the_cache_when_it_is_asked(repo):

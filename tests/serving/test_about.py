@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from athanor.base.artifacts import manifest_digest, write_json, write_manifest
-from athanor.serving.about import about
+from athanor.serving.about import about, starters
 from athanor.serving.discover import AvailableModel
-from athanor.serving.starters import starters
 
 NOTHING = {"card": "", "topics": [], "commit": "", "health": {}}
 
