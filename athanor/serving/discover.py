@@ -94,7 +94,7 @@ def materialise(root: Path, model: AvailableModel) -> None:
     """
     target = Path(model.path)
     if model.fetch and not (target / FACTS_FILE).is_file():
-        files = _cached_files(root, model)
+        files = cached(root, model)
         with new_dir(target) as folder:
             for name, path in files.items():
                 link(path, folder / name)
@@ -109,7 +109,7 @@ def problem_of(root: Path, model: AvailableModel) -> str:
         if path.is_file():
             return gguf_problem(path)
         if model.fetch and not path.is_dir():
-            return own_problem(_cached_files(root, model))
+            return own_problem(cached(root, model))
         files = {file.name: file for file in path.iterdir()}
         if is_checkpoint(path):
             return ""
@@ -117,8 +117,6 @@ def problem_of(root: Path, model: AvailableModel) -> str:
             files[MODEL_FILE] = tokenizer_folder(path) / MODEL_FILE
             return own_problem(files, CONFIG)
         return own_problem(files) if FACTS_FILE in files else NO_EXPORT
-    except FileNotFoundError:
-        return f"{path} is gone; a training keeps its two newest checkpoints. Fix: choose another one of the list"
     except ODD as error:
         odd = f"{path.name} is no file of a model ({type(error).__name__}: {error})"
         return str(error) if isinstance(error, AthanorError) else odd
@@ -204,13 +202,22 @@ def _experiments(root: Path, own: Sequence[AvailableModel]) -> dict[str, Availab
     return found
 
 
-def _cached_files(root: Path, model: AvailableModel) -> dict[str, Path]:
-    """An experiment's files in DVC's cache; InputError where it lacks one of them."""
-    files = cached(cache_folder(root), Path(model.path).name)
-    if files is None or not all(path.is_file() for path in files.values()):
-        fix = f"dvc exp pull REMOTE {model.id}, or dvc exp apply {model.id} and then dvc pull or dvc repro export"
-        raise InputError(f"the files of experiment {model.id} are not in DVC's cache", fix=fix)
-    return files
+def cached(root: Path, model: AvailableModel) -> dict[str, Path]:
+    """Files of an experiment's `hf/`, and its card, in DVC's cache; InputError where that lacks one of them."""
+    cache, md5 = cache_folder(root), Path(model.path).name
+    with suppress(*ODD):
+        rows = json.loads(read_bounded(cache / md5[:2] / f"{md5[2:]}.dir"))
+        md5_of = {row["relpath"]: row["md5"] for row in rows}
+        # The list may be somebody else's: an export's files lie side by side, and each has the hash of its content.
+        files = {
+            name.removeprefix(f"{HF_DIR}/"): cache / checksum[:2] / checksum[2:]
+            for name, checksum in md5_of.items()
+            if re.fullmatch(rf"{CARD}|{HF_DIR}/[\w-][\w.-]*", name) and re.fullmatch("[0-9a-f]{32}", checksum)
+        }
+        if all(path.is_file() for path in files.values()):
+            return files
+    fix = f"dvc exp pull REMOTE {model.id}, or dvc exp apply {model.id} and then dvc pull or dvc repro export"
+    raise InputError(f"the files of experiment {model.id} are not in DVC's cache", fix=fix)
 
 
 def recorded(root: Path) -> list[tuple[str, str, float, str | None]]:
@@ -244,22 +251,4 @@ def export_of(lock: str) -> str | None:
             return None
         return re.fullmatch(r"([0-9a-f]{32})(?:\.dir)?", outs[EXPORT])[1]
     except (KeyError, TypeError, AttributeError):
-        return None
-
-
-def cached(cache: Path, md5: str) -> dict[str, Path] | None:
-    """Files of an export's `hf/`, and its card, and where the cache has them, whether or not they are there.
-
-    None without the list.
-    """
-    try:
-        rows = json.loads(read_bounded(cache / md5[:2] / f"{md5[2:]}.dir"))
-        md5_of = {row["relpath"]: row["md5"] for row in rows}
-        # The list may be somebody else's: an export's files lie side by side, and each has the hash of its content.
-        return {
-            name.removeprefix(f"{HF_DIR}/"): cache / checksum[:2] / checksum[2:]
-            for name, checksum in md5_of.items()
-            if re.fullmatch(rf"{CARD}|{HF_DIR}/[\w-][\w.-]*", name) and re.fullmatch("[0-9a-f]{32}", checksum)
-        }
-    except ODD:
         return None

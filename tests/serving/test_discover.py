@@ -9,6 +9,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -225,8 +226,9 @@ def test_what_is_no_file_in_a_file_s_place_neither_blocks_nor_hides_another(repo
         path.rmdir() if path.is_dir() else path.unlink()
 
 
-def test_a_list_of_files_from_elsewhere_names_no_other_place(tmp_path):
+def test_a_list_of_files_from_elsewhere_names_no_other_place(repo):
+    cache = repo / ".dvc/cache/files/md5"
     names = ["hf//etc/passwd", "hf/../../x", "hf/./a", "hf/a/b", "/hf/a", "hf/.hidden", "hf/", "hf/config.json"]
-    rows = [{"relpath": name, "md5": "1" * 32} for name in names] + [{"relpath": "hf/b", "md5": "../x"}]
-    listed = keep(tmp_path, json.dumps(rows).encode(), ".dir")
-    assert set(cached(tmp_path, listed.removesuffix(".dir"))) == {"config.json"}
+    rows = [{"relpath": name, "md5": keep(cache, b"{}")} for name in names] + [{"relpath": "hf/b", "md5": "../x"}]
+    listed = keep(cache, json.dumps(rows).encode(), ".dir").removesuffix(".dir")
+    assert set(cached(repo, replace(discover(repo)[0], path=listed))) == {"config.json"}

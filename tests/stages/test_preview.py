@@ -99,9 +99,9 @@ def test_a_run_is_previewed_while_it_trains_and_ends_with_the_same_bytes(work: P
             assert answer["usage"]["prompt_tokens"] == 1 + len(ids)  # no conversation is laid out
             Path("hold").unlink()
             assert training.wait(60) == 0 and not newest.is_dir()
-            with pytest.raises(Exception, match="50") as error:
+            with pytest.raises(Exception, match="40") as error:
                 server.post("/v1/completions", {"model": listed["id"], "prompt": text})
-            assert "is gone" in error.value.read().decode()
+            assert "there is no model" in error.value.read().decode()
             models = {row["id"] for row in json.loads(server.get("/api/state"))["models"]}
             assert models - {"base"} == {raw.name, cooled.name}
     finally:
