@@ -52,7 +52,7 @@ def about(root: Path, model: AvailableModel) -> dict[str, Any]:
 
 def _card(path: Path) -> str:
     """That of an export, or of the folder of a file, or of a folder."""
-    folders = (path.parent, path) if path.name == HF_DIR or path.is_file() else (path,)
+    folders = (path.parent, path) if path.name == HF_DIR or path.suffix == ".gguf" else (path,)
     for file in (folder / name for folder in folders for name in CARDS):
         with suppress(*ODD):
             return read_bounded(file).decode(errors="replace")[:CARD_CHARS]

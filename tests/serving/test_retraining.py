@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from athanor.base.artifacts import write_json
 from athanor.serving.feedback import Feedback
-from athanor.serving.retraining import END, LOCK, LOG, Retraining, Running
+from athanor.serving.retraining import LOCK, LOG, ROWS, Retraining, Running
 from tests.serving.judging import asked, judge
 from tests.serving.live import ROOT
 
@@ -41,12 +40,14 @@ def test_it_ends_with_the_line_that_says_why_and_one_runs_at_a_time(retraining):
         (retraining.folder / LOG).write_bytes(b"one\n\x1b[1mtwo\x1b[0m 10 %\r\x1b[2Ktwo 20 %\r")
         assert retraining.state() == {"state": "running", "text": "two 20 %"}
     assert retraining.state()["state"] == "failed"  # killed, it wrote no end
-    write_json(retraining.folder / END, {"status": 0, "taught": 3})
-    (retraining.folder / LOG).write_bytes(b"  talks, your own questions: 8 of 8\nData  data/report.html\n")
+    (retraining.root / "corpus").mkdir()
+    (retraining.root / ROWS).write_text("1\n2\n3\n")
+    (retraining.folder / LOG).write_bytes(
+        b"  talks, your own questions: 8 of 8\nData  data/report.html\nended with 0\n"
+    )
     assert retraining.state() == {"state": "done", "text": "talks, your own questions: 8 of 8", "taught": 3}
-    write_json(retraining.folder / END, {"status": 1})
     log = ["store: down. Fix: x. Training continues without it", "ERROR: 'x' is busy, blocked by PID 7", *"0123456"]
-    (retraining.folder / LOG).write_text("\n".join(log))
+    (retraining.folder / LOG).write_text("\n".join([*log, "ended with 1"]))
     assert retraining.state()["text"] == "ERROR: 'x' is busy, blocked by PID 7"
 
 
@@ -68,7 +69,5 @@ def test_what_is_accepted_is_written_where_training_reads_it(retraining, monkeyp
     feedback.settle(judge(feedback, asked("What is 3 + 4?", "8"), "down", "7"), "accepted")
     retraining.start()
     assert ended(retraining)["state"] == "failed"
-    assert '"7"' in Path("corpus/corrections.jsonl").read_text()
-    assert "corpus/corrections.jsonl" in Path("params.yaml").read_text()
-    assert json.loads((retraining.folder / END).read_text())["taught"] == 1
+    assert '"7"' in Path(ROWS).read_text() and ROWS in Path("params.yaml").read_text()
     assert "written to params.yaml" in (retraining.folder / LOG).read_text()
