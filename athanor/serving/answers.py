@@ -104,20 +104,14 @@ async def _echoed(served: Served, asked: Asked, prompt: Prompt, body: Mapping[st
     made: Mapping[str, Any] = {"tokens": [], "content": "", "stop_type": "limit"}
     if prompt.limit:
         made = await served.engine.ask("/completion", body)
-    ids, top = [*prompt.ids, *made["tokens"]], body.get("n_probs")
-    rows: list[Any] = []
+    ids, top, likely = [*prompt.ids, *made["tokens"]], body.get("n_probs"), []
     if top is not None:
-        scored = [(ids[0], None, []), *await served.engine.score(ids, top)]
-        pieces = {}
-        for number in {each for one, _, tops in scored for each in (one, *dict(tops))}:
-            pieces[number] = {"token": await _piece(served, number)}
-        rows = [
-            {**pieces[number], "logprob": value, "top_logprobs": [{**pieces[i], "logprob": each} for i, each in tops]}
-            for number, value, tops in scored
-        ]
+        for number, value, tops in [(ids[0], None, []), *await served.engine.score(ids, top)]:
+            others = [{"token": await _piece(served, other), "logprob": each} for other, each in tops]
+            likely.append({"token": await _piece(served, number), "logprob": value, "top_logprobs": others})
     text = asked if isinstance(asked, str) else await _text(served, prompt.ids)
     tokens, reason = len(made["tokens"]), "length" if made["stop_type"] == "limit" else "stop"
-    yield {"type": "text", "text": text + made["content"], "tokens": tokens, "logprobs": rows}
+    yield {"type": "text", "text": text + made["content"], "tokens": tokens, "logprobs": likely}
     yield {"type": "end", "reason": reason, "tokens": tokens}
 
 
@@ -136,20 +130,19 @@ async def _piece(served: Served, number: int) -> str:
 
 
 async def _check(served: Served, body: Mapping[str, Any]) -> None:
-    """InputError for what llama.cpp would pass over: a bias for no token, a schema beyond it."""
-    engine, schema = served.engine, body.get("json_schema")
-    for number, _ in body.get("logit_bias", ()):
-        if served.tokenizer is not None and number >= served.tokenizer.vocab_size:
-            raise InputError(f"there is no token {number}", where="logit_bias")
+    """InputError for a schema that llama.cpp cannot follow: it would pass over it."""
+    schema = body.get("json_schema")
     if schema is None:
         return
     digest = hashlib.sha256(json.dumps(schema, sort_keys=True).encode()).hexdigest()
     if digest in _followed:
         return
-    ids = (await engine.ask("/tokenize", {"content": NO_JSON, "add_special": False}))["tokens"]
+    ids = (await served.engine.ask("/tokenize", {"content": NO_JSON, "add_special": False}))["tokens"]
     ask = {"prompt": ids, "n_predict": 1, "temperature": 0, "json_schema": schema, "return_tokens": True}
     try:
-        made = await engine.ask("/completion", {**ask, "logit_bias": [[ids[-1], FORCING]], "cache_prompt": False})
+        made = await served.engine.ask(
+            "/completion", {**ask, "logit_bias": [[ids[-1], FORCING]], "cache_prompt": False}
+        )
         reason = "llama.cpp cannot compile it" if made["tokens"][:1] == ids[-1:] else ""
     except Refused as error:
         reason = error.what
@@ -166,22 +159,21 @@ async def merged(sources: Sequence[AsyncGenerator[Event]]) -> AsyncGenerator[tup
 
     So one request of a hundred prompts leaves room for others.
     """
-    queue: asyncio.Queue[tuple[int, Event] | None] = asyncio.Queue(WAITING)
-    room = asyncio.Semaphore(AT_ONCE)
+    queue: asyncio.Queue[tuple[int, Event]] = asyncio.Queue(WAITING)
+    room, left = asyncio.Semaphore(AT_ONCE), len(sources)
 
     async def fill(index: int, source: AsyncGenerator[Event]) -> None:
         async with aclosing(source), room:
             async for event in source:
                 await queue.put((index, event))
 
-    async def fill_all() -> None:
-        await asyncio.gather(*map(fill, range(len(sources)), sources), return_exceptions=True)
-        await queue.put(None)
-
-    filling = asyncio.create_task(fill_all())
+    filling = [asyncio.create_task(fill(index, source)) for index, source in enumerate(sources)]
     try:
-        while (row := await queue.get()) is not None:
-            yield row
+        while left:
+            index, event = await queue.get()
+            left -= event["type"] in ("end", "error")
+            yield index, event
     finally:
-        filling.cancel()
-        await asyncio.wait({filling})
+        for task in filling:
+            task.cancel()
+        await asyncio.wait(filling)

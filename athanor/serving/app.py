@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import ipaddress
 import json
 import re
 import socket
@@ -34,6 +33,7 @@ from athanor.serving.requests import Limit, problem
 
 PAGE = Path(__file__).parent / "page"
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+ADDRESS = re.compile(r"[\d.]+|\[[\da-f:.]+\]", re.I)  # a page's name is neither
 HOST_NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,250}[a-z0-9_])?", re.I)
 # The page is all there is: nothing from elsewhere, nothing inline, and HTML only through the sanitiser's policy.
 HEADERS = {
@@ -80,9 +80,8 @@ class AccessMiddleware:
         await (refusal or self.app)(scope, receive, send_with_headers)
 
     def _refusal(self, headers: Headers, path: str) -> Response | None:
-        host = headers.get("host", "")
-        name = host if host.endswith("]") else host.rpartition(":")[0] or host
-        if self.hosts and name.lower() not in self.hosts and not (self.addresses and _is_address(name)):
+        name = re.sub(r":\d*$", "", headers.get("host", ""))
+        if self.hosts and name.lower() not in self.hosts and not (self.addresses and ADDRESS.fullmatch(name)):
             answered_names = ", ".join((*self.hosts, "addresses") if self.addresses else self.hosts)
             fix = f"add --allow-host {name if HOST_NAME.fullmatch(name) else 'NAME'} to the options of athanor serve"
             return problem(403, f"this server answers to {answered_names} only. Fix: {fix}")
@@ -95,12 +94,6 @@ class AccessMiddleware:
                 wrong = f"this is not the server's API key. Fix: {fix}"
                 return problem(401, wrong if credentials else "an API key is needed: Authorization: Bearer KEY")
         return None
-
-
-def _is_address(name: str) -> bool:
-    with contextlib.suppress(ValueError):
-        return bool(ipaddress.ip_address(name.strip("[]")))
-    return False
 
 
 def build_app(
@@ -132,15 +125,12 @@ def build_app(
     async def index(request: Request) -> Response:
         return FileResponse(PAGE / "index.html")
 
-    async def refused(request: Request, error: Exception) -> Response:
-        return problem(getattr(error, "status", 400), str(error), getattr(error, "code", None))
-
-    async def http_error(request: Request, error: Exception) -> Response:
-        status, detail = error.status_code, error.detail  # type: ignore[attr-defined]
-        hint = f"; OpenAI's protocol is at {', '.join(protocol)}" if status in (404, 405) else ""
-        return problem(status, f"{request.method} {request.url.path[:200]}: {detail}{hint}")
-
-    async def internal_error(request: Request, error: Exception) -> Response:
+    async def failed(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException):
+            what = f"{request.method} {request.url.path[:200]}: {error.detail}"
+            return problem(error.status_code, f"{what}; OpenAI's protocol is at {', '.join(protocol)}")
+        if isinstance(error, AthanorError):
+            return problem(getattr(error, "status", 400), str(error), getattr(error, "code", None))
         return problem(500, f"{type(error).__name__}; the server's log has more")
 
     routes: list[BaseRoute] = openai_routes(models, limit)
@@ -150,7 +140,7 @@ def build_app(
         routes=[*routes, Mount("/page", StaticFiles(directory=PAGE))],
         lifespan=lifespan,
         middleware=[Middleware(AccessMiddleware, key=key, hosts=hosts, addresses=addresses)],
-        exception_handlers={AthanorError: refused, HTTPException: http_error, Exception: internal_error},
+        exception_handlers=dict.fromkeys((AthanorError, HTTPException, Exception), failed),
     )
 
 

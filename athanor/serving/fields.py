@@ -12,7 +12,7 @@ import json
 import math
 import re
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,7 +75,7 @@ UNSUPPORTED = """
     prompt echo instructions response_format text n_probs modalities web_search_options best_of
     use_beam_search early_stopping min_tokens stop_token_ids bad_words include_stop_str_in_output prompt_logprobs
     allowed_token_ids logits_processors documents chat_template guided_json guided_regex guided_choice guided_grammar
-    structured_outputs format images system top_a return_full_text watermark
+    structured_outputs format images system top_a return_full_text watermark lora
     skip_special_tokens truncate_prompt_tokens add_generation_prompt
 """.split()
 # Values that ask for nothing: these of a field, or else what is empty, false or 0.
@@ -92,7 +92,6 @@ NOTHING: dict[str, list[Any]] = {
 EMPTY = [False, "", [], {}]
 # A model whose tools may not be called does what this one does; a begun answer has its opening.
 EXCUSED = {"tools": ("tool_choice", "none"), "add_generation_prompt": ("continue_final_message", True)}
-TOOLS, JSON = {"tools", "functions"}, {"guided_json", "structured_outputs", "format", "response_format", "text"}
 FORM = '{"type": "json_schema", "json_schema": {"name": "answer", "schema": {...}}}'
 FORMAT_KEYS = {"type", "json_schema", "schema", "value", "name", "description", "strict"}
 # As json.dumps writes it: with free white space a small model never ends.
@@ -132,7 +131,8 @@ def asked(body: Mapping[str, Any], route: Route) -> tuple[list[dict[str, Any]], 
     for name, value in body.items():
         setting = ALIASES.get(name, name)
         if setting in CHECKS:
-            found = None if value is None else CHECKS[setting](name, value)
+            check, *more = CHECKS[setting]
+            found = None if value is None else check(name, value, *more)
         elif name == route.json.split(".")[0]:
             setting, found = "json_schema", _format(route, value)
         else:
@@ -151,11 +151,10 @@ def asked(body: Mapping[str, Any], route: Route) -> tuple[list[dict[str, Any]], 
     return [{**settings, "seed": (seed + each) % RANDOM_SEED} for each in range(count)], ignored
 
 
-def header(ignored: Iterable[str]) -> dict[str, str]:
+def header(ignored: Sequence[str]) -> dict[str, str]:
     """The reply's header that names what was ignored; none for nothing."""
-    names = [name[:NAME_CHARS] for name in ignored]
-    plain = ["".join(c if c.isascii() and c.isprintable() and c != "," else "?" for c in n) for n in names[:MAX_NAMES]]
-    return {HEADER: ", ".join(plain)} if plain else {}
+    names = [re.sub(r"[^ -+\--~]", "?", name[:NAME_CHARS]) for name in ignored]
+    return {HEADER: ", ".join(names[:MAX_NAMES])} if names else {}
 
 
 def _check_unsupported(name: str, body: Mapping[str, Any], route: Route) -> None:
@@ -167,12 +166,15 @@ def _check_unsupported(name: str, body: Mapping[str, Any], route: Route) -> None
         return
     other, excuse = EXCUSED.get(name, ("", True))
     if value is not None and value not in NOTHING.get(name, EMPTY) and body.get(other) != excuse:
-        tools = ": no tools are called" if name in TOOLS else ""
-        instead = f"ask the client for JSON by schema ({route.json})" if name in TOOLS | JSON else "leave it out"
-        raise Refused(400, f"{name}: not supported here{tools}; {instead}", code="unsupported_parameter")
+        what = f"{name}: not supported here; leave it out (for JSON there is {route.json})"
+        raise Refused(400, what, code="unsupported_parameter")
 
 
 # -- values --------------------------------------------------------------------------------------------------------
+
+
+def _logprobs(name: str, value: Any) -> Any:
+    return value if isinstance(value, bool) else number(name, value, True, 0, 20)
 
 
 def _samplers(name: str, value: Any) -> list[str] | None:
@@ -193,12 +195,6 @@ def _biases(name: str, value: Any) -> list[list[Any]] | None:
     return [[token, bias is not False and number(name, bias, False, -100, 100)] for token, bias in pairs] or None
 
 
-def _lora(name: str, value: Any) -> list[dict[str, Any]] | None:
-    rows = [kind(name, row, dict, "a list of objects") for row in kind(name, value, list, "a list of id and scale")]
-    keys = {"id": True, "scale": False}
-    return [{key: number(f"{name}.{key}", row.get(key), keys[key], -100, 100) for key in keys} for row in rows] or None
-
-
 def _grammar(name: str, value: Any) -> str | None:
     if _states(text(name, value, SCHEMA_BYTES)) > SCHEMA_BYTES:
         raise wrong(name, "a grammar with fewer repeats")
@@ -217,16 +213,14 @@ def _format(route: Route, value: Any) -> dict[str, Any] | None:
     value = kind(route.json, value, dict, "an object")
     if odd := set(value) - FORMAT_KEYS:
         raise Refused(400, f"{route.json}.{min(odd)[:NAME_CHARS]}: unknown option; send {FORM}")
-    asked_kind, nested = value.get("type"), value.get("json_schema")
-    given = [nested.get("schema") if isinstance(nested, dict) else nested, value.get("schema"), value.get("value")]
-    schema = next((each for each in given if each is not None), None)
+    nested = kind(f"{route.json}.json_schema", value.get("json_schema") or {}, dict, "an object")
+    asked_kind, schema = value.get("type"), nested.get("schema", value.get("schema", value.get("value")))
     if asked_kind == "text" and schema is None:
         return None
-    if asked_kind == "json_object" and not schema:
-        schema = {"type": "object"}
+    if asked_kind == "json_object":
+        schema = schema or {"type": "object"}
     if asked_kind not in ("json_object", "json_schema") or not isinstance(schema, dict):
-        what = f"'{str(asked_kind)[:50]}' with {'no' if schema is None else 'such a'} schema"
-        raise Refused(400, f"{route.json}: {what}; send {FORM}")
+        raise Refused(400, f"{route.json}: no form of it that is known here; send {FORM}")
     return followed(route.json, schema)
 
 
@@ -248,12 +242,12 @@ def _closed(name: str, part: Any, depth: int) -> Any:
         return [_closed(name, each, depth - 1) for each in part]
     if not isinstance(part, dict):
         return part
-    if isinstance(pattern := part.get("pattern"), str) and _states(pattern) > MAX_STATES:
+    if _states(str(part.get("pattern"))) > MAX_STATES:
         raise wrong(name, f"a schema whose patterns have at most {MAX_STATES:,} steps with their repeats written out")
     closed = {key: each if key == "allOf" else _closed(name, each, depth - 1) for key, each in part.items()}
-    return (
-        {"additionalProperties": False, **closed} if "properties" in part and part.get("type") == "object" else closed
-    )
+    if part.get("type") == "object" and "properties" in part:
+        closed.setdefault("additionalProperties", False)
+    return closed
 
 
 def _states(pattern: str) -> int:
@@ -263,24 +257,17 @@ def _states(pattern: str) -> int:
     return once * math.prod(times for group, times in repeats if group)
 
 
-CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    "logprobs": lambda name, value: value if isinstance(value, bool) else number(name, value, True, 0, 20),
-    "stop": lambda name, value: texts(name, value, 16, 1000),
-    "dry_sequence_breakers": lambda name, value: texts(name, value, 16, 100),
-    "samplers": _samplers,
-    "logit_bias": _biases,
-    "lora": _lora,
-    "grammar": _grammar,
-    "json_schema": followed,
-    "ignore_eos": flag,
-    "cache_prompt": flag,
+# How a setting's value is read: the function, and what it takes besides name and value.
+CHECKS: dict[str, tuple[Any, ...]] = {
+    "logprobs": (_logprobs,),
+    "stop": (texts, 16, 1000),
+    "dry_sequence_breakers": (texts, 16, 100),
+    "samplers": (_samplers,),
+    "logit_bias": (_biases,),
+    "grammar": (_grammar,),
+    "json_schema": (followed,),
+    "ignore_eos": (flag,),
+    "cache_prompt": (flag,),
 }
-
-
-def _number_check(whole: bool, least: float, most: float) -> Callable[[str, Any], Any]:
-    return lambda name, value: number(name, value, whole, least, most)
-
-
-for _name, _kind, _least, _most in (row.split() for row in NUMBERS.strip().splitlines()):
-    _read = int if _kind == "whole" else float
-    CHECKS[_name] = _number_check(_kind == "whole", _read(_least), _read(_most))
+for _name, _kind, *_range in (row.split() for row in NUMBERS.strip().splitlines()):
+    CHECKS[_name] = (number, _kind == "whole", *map(json.loads, _range))

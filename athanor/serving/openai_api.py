@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -21,6 +22,7 @@ from athanor.serving.requests import EventStream, Limit, Refused, flag, kind, re
 MAX_TEXTS = 128  # answers of one request to /v1/completions
 # Hugging Face's client names no model so, or gives the server's address as one.
 NO_MODEL = ("dummy", "tgi", "http://", "https://")
+Questions = Callable[[Mapping[str, Any]], tuple[list[Asked], list[str]]]  # a body's prompts, and the names left out
 
 
 def openai_routes(models: Models, limit: Limit) -> list[Route]:
@@ -33,33 +35,11 @@ def openai_routes(models: Models, limit: Limit) -> list[Route]:
         name = models.available(request.path_params["name"]).id
         return JSONResponse(next(_model_card(state) for state in models.states() if state["id"] == name))
 
-    async def chat(request: Request) -> Response:
-        body = await read(request)
-        messages, left_out = conversation("messages", messages_of("messages", _required(body, "messages")))
-        return await respond(request, body, fields.CHAT, shapes.Chat, [messages], left_out)
-
-    async def complete(request: Request) -> Response:
-        body = await read(request)
-        return await respond(request, body, fields.COMPLETION, shapes.Completion, _prompts(body))
-
-    async def response(request: Request) -> Response:
-        body = await read(request)
-        given, rules = _required(body, "input"), body.get("instructions")
-        rows = [{"role": "user", "content": given}] if isinstance(given, str) else given
-        rules = "" if rules is None else text("instructions", rules, MAX_CHARS)
-        messages, left_out = conversation("input", messages_of("input", rows), rules)
-        if body.get("n") not in (None, 1):
-            raise Refused(400, "n: /v1/responses makes one answer; ask /v1/chat/completions for more")
-        return await respond(request, body, fields.RESPONSE, shapes.Response, [messages], left_out)
-
-    async def respond(
-        request: Request,
-        body: dict[str, Any],
-        route: fields.Route,
-        shape: type[shapes.Chat],
-        prompts: Sequence[Asked],
-        left_out: Sequence[str] = (),
-    ) -> Response:
+    async def respond(request: Request, shape: type[shapes.Chat], questions: Questions) -> Response:
+        body, route = await read(request), shape.route
+        if body.get(route.question) is None:
+            raise Refused(400, f"{route.question}: Field required", code="missing_required_parameter")
+        prompts, left_out = questions(body)
         stream, echo = (flag(name, body.get(name) or False) for name in ("stream", "echo"))
         options = kind("stream_options", body.get("stream_options") or {}, dict, "an object")
         settings, ignored = fields.asked(body, route)
@@ -72,7 +52,7 @@ def openai_routes(models: Models, limit: Limit) -> list[Route]:
             raise wrong(route.question, f"1 to {MAX_TEXTS} answers in one request")
         more = {"echo": True} if echo and route is fields.COMPLETION else {}
         sources = [events(models, name, prompt, each | more) for prompt in prompts for each in settings]
-        reply = shape(name, route, len(sources), len(settings), bool(options.get("include_usage")))
+        reply = shape(name, len(sources), len(settings), bool(options.get("include_usage")))
         async with AsyncExitStack() as stack:
             stack.callback(limit.begin(request, len(sources)))
             stack.push_async_callback((rows := merged(sources)).aclose)
@@ -82,24 +62,39 @@ def openai_routes(models: Models, limit: Limit) -> list[Route]:
                 return EventStream(reply.lines(rows), stack.pop_all().aclose, fields.header(ignored))
             return JSONResponse(reply.whole(), headers=fields.header(ignored))
 
+    shaped = {
+        "chat/completions": (shapes.Chat, _messages),
+        "completions": (shapes.Completion, _prompts),
+        "responses": (shapes.Response, _input),
+    }
     return [
         Route("/v1/models", list_models),
         Route("/v1/models/{name:path}", get_model),
-        Route("/v1/chat/completions", chat, methods=["POST"]),
-        Route("/v1/completions", complete, methods=["POST"]),
-        Route("/v1/responses", response, methods=["POST"]),
+        *(
+            Route(f"/v1/{path}", partial(respond, shape=shape, questions=questions), methods=["POST"])
+            for path, (shape, questions) in shaped.items()
+        ),
     ]
 
 
-def _required(body: Mapping[str, Any], name: str) -> Any:
-    if body.get(name) is None:
-        raise Refused(400, f"{name}: Field required", code="missing_required_parameter")
-    return body[name]
+def _messages(body: Mapping[str, Any]) -> tuple[list[Asked], list[str]]:
+    messages, left_out = conversation("messages", messages_of("messages", body["messages"]))
+    return [messages], left_out
 
 
-def _prompts(body: Mapping[str, Any]) -> list[str | list[int]]:
+def _input(body: Mapping[str, Any]) -> tuple[list[Asked], list[str]]:
+    given, rules = body["input"], body.get("instructions")
+    rows = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    rules = "" if rules is None else text("instructions", rules, MAX_CHARS)
+    messages, left_out = conversation("input", messages_of("input", rows), rules)
+    if body.get("n") not in (None, 1):
+        raise Refused(400, "n: /v1/responses makes one answer; ask /v1/chat/completions for more")
+    return [messages], left_out
+
+
+def _prompts(body: Mapping[str, Any]) -> tuple[list[Asked], list[str]]:
     """A text or several, to continue as they are, without the chat's template. Ids of tokens will do as well."""
-    given = _required(body, "prompt")
+    given = body["prompt"]
     several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
     prompts = given if several else [given]
     for prompt in prompts[: MAX_TEXTS + 1]:
@@ -107,7 +102,7 @@ def _prompts(body: Mapping[str, Any]) -> list[str | list[int]]:
             text("prompt", prompt, MAX_CHARS)
         elif not all(type(each) is int and 0 <= each < 1 << 31 for each in prompt):
             raise wrong("prompt", "a text, a list of texts, ids of tokens, or a list of lists of ids")
-    return prompts
+    return prompts, []
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, None]) -> None:

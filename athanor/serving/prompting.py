@@ -66,6 +66,7 @@ def _lay_out(served: Served, asked: Asked, limit: int, ask: Callable[..., Any]) 
     longest = FOREIGN_TOKEN_BYTES if tokenizer is None else int(tokenizer.token_bytes.max())
 
     def encode(text: str, begin: bool = False, symbols: bool = False) -> list[int]:
+        text = text[: context * longest]  # too many tokens already, and a longer one takes seconds
         if tokenizer is not None:
             return [*[tokenizer.bos] * begin, *tokenizer.encode(text)]
         return list(ask("/tokenize", content=text, add_special=begin, parse_special=symbols)["tokens"])
@@ -77,21 +78,17 @@ def _lay_out(served: Served, asked: Asked, limit: int, ask: Callable[..., Any]) 
 
     def size(candidate: list[Message]) -> int:
         least = sum(len(message.content) for message in candidate) // longest
-        # What is far too long is not encoded.
         return least if least >= context else len(ids_of(candidate)) + len(begun_ids)
 
     if isinstance(asked, str):
         return encode(asked, True), 0
     messages = [one for one in asked if isinstance(one, Message)]
     if not messages:
-        ids = [int(one) for one in asked]  # type: ignore[arg-type]
-        if tokenizer is not None and max(ids, default=0) >= (most := tokenizer.vocab_size):
-            raise InputError(f"there is no token {max(ids)}", where="prompt", fix=f"ids are 0 to {most - 1}")
-        return ids, 0
+        return list(asked), 0
     begun = messages.pop().content if messages[-1].role == "assistant" else ""
     reserved = max(1, min(limit, int(context * RESERVE_SHARE)))
     if served.continues:
-        ids = encode(messages[-1].content + begun, True)
+        ids = encode((messages[-1].content + begun)[-context * longest :], True)
         return [*ids[:1], *ids[1:][1 - context + reserved :]], 0  # the end of a long text
     begun_ids = encode(begun)
     fitting, forgotten = fit(messages, size, context_tokens=context, reserve_tokens=reserved)

@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import Any
 
 from athanor.decoding.prompting import TOO_LONG
-from athanor.serving.fields import Route
+from athanor.serving.fields import CHAT, COMPLETION, RESPONSE
 from athanor.serving.requests import Refused, fault
 
 Row = dict[str, Any]
@@ -31,10 +31,10 @@ class Part:
 class Chat:
     """/v1/chat/completions. `each`: answers to a prompt; `usage`: a stream has it, too."""
 
-    prefix, kinds = "chatcmpl", ("chat.completion", "chat.completion.chunk")
+    route, prefix, kinds = CHAT, "chatcmpl", ("chat.completion", "chat.completion.chunk")
 
-    def __init__(self, model: str, route: Route, answers: int, each: int, usage: bool) -> None:
-        self.model, self.route, self.each, self.usage = model, route, each, usage
+    def __init__(self, model: str, answers: int, each: int, usage: bool) -> None:
+        self.model, self.each, self.usage = model, each, usage
         self.id, self.created = f"{self.prefix}-{secrets.token_hex(12)}", int(time.time())
         self.parts = [Part() for _ in range(answers)]
 
@@ -121,7 +121,7 @@ class Chat:
 class Completion(Chat):
     """/v1/completions: the same, with plain text and the older form of log-probabilities."""
 
-    prefix, kinds = "cmpl", ("text_completion", "text_completion")
+    route, prefix, kinds = COMPLETION, "cmpl", ("text_completion", "text_completion")
 
     def said(self, event: Row) -> Row:
         return {"text": event.get("text", "")}
@@ -139,7 +139,7 @@ class Completion(Chat):
 class Response(Chat):
     """/v1/responses: text in, text out; nothing is kept. The events of its stream are numbered and named."""
 
-    prefix, number = "resp", -1
+    route, prefix, number = RESPONSE, "resp", -1
 
     def whole(self) -> Row:
         (part,) = self.parts
@@ -153,27 +153,23 @@ class Response(Chat):
         return self._response(status, output=output, **more)
 
     def line(self, index: int, event: Row) -> str:
+        item = self._item("in_progress", [])
+        place = {"item_id": item["id"], "output_index": 0, "content_index": 0}
         if event["type"] == "start":
             return (
                 self._event("created", response=self._response("in_progress"))
-                + self._event("output_item.added", output_index=0, item=self._item("in_progress", []))
-                + self._event("content_part.added", **self._place(), part=_said("", []))
+                + self._event("output_item.added", output_index=0, item=item)
+                + self._event("content_part.added", **place, part=_said("", []))
             )
         if event["type"] == "end":
             return ""
         more = {"delta": event["text"], "logprobs": event.get("logprobs", [])}
-        return self._event("output_text.delta", **self._place(), **more)
+        return self._event("output_text.delta", **place, **more)
 
     def last(self) -> str:
         whole = self.whole()
-        (item,) = whole["output"]
-        (said,) = item["content"]
-        return (
-            self._event("output_text.done", **self._place(), text=said["text"], logprobs=said["logprobs"])
-            + self._event("content_part.done", **self._place(), part=said)
-            + self._event("output_item.done", output_index=0, item=item)
-            + self._event(whole["status"], response=whole)
-        )
+        done = self._event("output_item.done", output_index=0, item=whole["output"][0])
+        return done + self._event(whole["status"], response=whole)
 
     def error(self, error: Row) -> str:
         error = {**error, "code": error["code"] or "server_error"}
@@ -186,9 +182,6 @@ class Response(Chat):
 
     def _item(self, status: str, content: Sequence[Row]) -> Row:
         return {"id": f"msg_{self.id}", "type": "message", "role": "assistant", "status": status, "content": content}
-
-    def _place(self) -> Row:
-        return {"item_id": f"msg_{self.id}", "output_index": 0, "content_index": 0}
 
     def _event(self, name: str, **facts: Any) -> str:
         self.number += 1

@@ -204,8 +204,7 @@ ANY = st.recursive(
 )
 FIELDS = [
     *fields.CHECKS,
-    *fields.REFUSED,
-    *fields.OFF,
+    *fields.UNSUPPORTED,
     *fields.ALIASES,
     *fields.CHAT.own,
     *fields.RESPONSE.own,
