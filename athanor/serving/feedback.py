@@ -45,9 +45,6 @@ class Said:
     correction: str | None = None
 
 
-FIELDS = {"id", "at", "status", *Said.__dataclass_fields__}
-
-
 class Unknown(InputError):
     """There is no correction of that number."""
 
@@ -123,8 +120,7 @@ class Feedback:
         """The file, locked, and all its rows. What is written comes behind them."""
         try:
             with os.fdopen(lock(self.path, lambda _: None, OWNER_ONLY), "r+b") as file:
-                found = [row for row in journal.rows(file.read()) if row.keys() in (FIELDS, {"id"})]
-                yield file, [row for row in found if isinstance(row["id"], int)]
+                yield file, [row for row in journal.rows(file.read()) if isinstance(row.get("id"), int)]
         except OSError as error:
             fix = "look for a full disk or missing rights"
             raise Unusable(f"cannot be used ({error.strerror or error})", where=self.path, fix=fix) from None

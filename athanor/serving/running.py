@@ -13,14 +13,11 @@ from pathlib import Path
 
 from athanor.base.errors import InputError
 from athanor.export.places import (
-    BASE,
     HF_DIR,
     ORIGIN,
     PREVIEWS,
     STAGES,
     TENSORS,
-    TOKENIZER,
-    WEIGHTS_OF,
     is_base,
     is_checkpoint,
     origin,
@@ -32,7 +29,6 @@ from athanor.serving.discover import ODD, AvailableModel, described, discover
 
 UNDONE = "undone"  # the `source` of such a model
 CONTINUES = "none"  # in place of the name of a template: the model goes on with a text
-LISTED = (*WEIGHTS_OF, *(f"{export}/{HF_DIR}" for export in WEIGHTS_OF), *WEIGHTS_OF.values(), BASE, TOKENIZER)
 
 
 class Catalog:
@@ -55,7 +51,8 @@ class Catalog:
         return [*self._found, *([] if self.requested else running(self.root))]
 
     def _states(self) -> list[tuple[int, int]]:
-        places = {*(self.root / folder for folder in LISTED), *(Path(model.path) for model in self._found)}
+        own = (*self.root.glob("models/*"), *self.root.glob(f"models/*/{HF_DIR}"))
+        places = {*own, *(Path(model.path) for model in self._found)}
         found = [path.stat() for path in sorted(places) if path.exists()]
         return [(stat.st_ino, stat.st_mtime_ns) for stat in found]  # a file that is replaced changes that of its folder
 
