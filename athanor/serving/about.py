@@ -117,8 +117,8 @@ def _topics(path: Path, digest: str) -> tuple[Topic, ...]:
     found = []
     for name, rows in categories.items():
         origins, kind = {row.get("origin") for row in rows}, rows[0]["kind"]
-        texts = [row["prompt"][0]["content"] for row in rows if row["correct"] and len(row["prompt"]) == 1]
-        texts = [text for text in texts if len(text) <= MOST_CHARS and "\n" not in text]
+        right = [row["prompt"][0]["content"] for row in rows if row["correct"] and len(row["prompt"]) == 1]
+        texts = [text for text in right if len(text) <= MOST_CHARS and "\n" not in text]
         # Of one's own questions the longest: other wordings leave words or letters out.
         texts.sort(key=len, reverse=(own := OWN in origins))
         question = next(filter(SENTENCE.fullmatch, texts), texts[0] if texts else "")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from athanor.base.artifacts import fsync_dir, write_bytes
-from athanor.base.errors import InputError, ParamsError
+from athanor.base.errors import InputError
 from athanor.base.strict import build
 from athanor.runtime import journal
 from athanor.runtime.locks import lock
@@ -60,7 +60,7 @@ class Unusable(InputError):
 class Feedback:
     """One file, made when it is first used. Its methods may be called from any thread; they wait for the disk.
 
-    `Unusable` where the file cannot be used, `Unknown` for numbers that there are none of, InputError for what does not fit.
+    `Unusable` where the file cannot be used, `Unknown` for numbers that there are none of, InputError or ParamsError for what does not fit.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -90,10 +90,7 @@ class Feedback:
 
     def record(self, said: Mapping[str, Any]) -> Row:
         """Judge an answer (the fields of `Said`). A correction makes it a candidate, the same one again changes nothing."""
-        try:
-            row = asdict(build(Said, said, "feedback"))
-        except ParamsError as error:
-            raise InputError(error.what, where=error.where, fix="reload the page") from None
+        row = asdict(build(Said, said, "feedback"))
         correction = row["correction"] = row["correction"] if (row["correction"] or "").strip() else None
         if correction and row["verdict"] != "down":
             fix = 'send "verdict": "down" with it'

@@ -8,6 +8,7 @@ whose files were replaced is loaded again for the next request. The list follows
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -65,7 +66,7 @@ class Entry:
     served: Served | None = None
     task: asyncio.Task[Served] | None = None
     users: int = 0
-    last_used: int = 0
+    last_used: float = 0.0
     bytes: int = 0
 
     def state(self) -> dict[str, Any]:
@@ -99,7 +100,6 @@ class Models:
     accelerator: bool = False
     _entries: dict[str, Entry] = field(default_factory=dict)
     _left: set[Entry] = field(default_factory=set)  # no longer listed; each request ends those that nobody asks
-    _requests: int = 0
 
     # -- the list -------------------------------------------------------------------------------------------------
 
@@ -131,8 +131,7 @@ class Models:
         if name not in self._entries:
             self.refresh()
         if name not in self._entries:
-            names = ", ".join([*self._entries][:8]) or "nothing yet; make a model: make repro"
-            fix = suggest(name, self._entries, f"served here: {names}", cutoff=0.6)
+            fix = suggest(name, self._entries, "GET /v1/models lists those there are", cutoff=0.6)
             raise NoModel(f"there is no model '{name[:200]}'", where="model", fix=fix)
         return self._entries[name].model
 
@@ -147,8 +146,7 @@ class Models:
         self.refresh()
         await self._sweep()
         entry = self._entries[self.available(name).id]
-        self._requests += 1
-        entry.users, entry.last_used = entry.users + 1, self._requests
+        entry.users, entry.last_used = entry.users + 1, time.monotonic()
         try:
             if entry.served is None and entry.task is None:
                 entry.task = asyncio.create_task(self._load(entry))
@@ -213,8 +211,7 @@ class Models:
                 return
             idle = [other for other in holders if not (other.task or other.users)]
             if not idle:
-                held = "; ".join(f"{other.model.id} {size_text(other.bytes)}" for other in holders)
-                what = f"needs {size_text(size)}, and models that answer hold the memory: {held}"
+                what = f"needs {size_text(size)}, and models that answer hold the memory"
                 raise MemoryHeld(what, where=name, fix="ask again later, or start the server with more --memory")
             await self._end(min(idle, key=lambda other: other.last_used))
 

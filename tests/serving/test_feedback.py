@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from athanor.base.errors import InputError
+from athanor.base.errors import AthanorError, InputError
 from athanor.serving import feedback as feedback_module
 from athanor.serving.feedback import Feedback, Unknown, Unusable
 from tests.serving.judging import again, asked, judge
@@ -43,7 +43,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(feedback):
         ({"verdict": "up", "prompt": [{"role": "user"}]}, "feedback.prompt.0..content: key is missing"),
         ({"verdict": "up", "status": "accepted"}, "feedback.status: unknown key"),
     ):
-        with pytest.raises(InputError, match=why):
+        with pytest.raises(AthanorError, match=why):
             feedback.record({**asked("What is 3 + 4?", "8"), **change})
     for call in (lambda: feedback.correction(1), lambda: feedback.settle(9, "accepted")):
         with pytest.raises(Unknown, match="there is no correction"):
