@@ -128,8 +128,7 @@ class Models:
 
     def available(self, name: str) -> AvailableModel:
         """The model of that name. NoModel for an unknown one."""
-        if name not in self._entries:
-            self.refresh()
+        self.refresh()
         if name not in self._entries:
             fix = suggest(name, self._entries, "GET /v1/models lists those there are", cutoff=0.6)
             raise NoModel(f"there is no model '{name[:200]}'", where="model", fix=fix)
