@@ -32,6 +32,7 @@ quick: setup
 	@$(PYTEST) -m "not process and not long and not extra" $(TESTS)
 
 test: setup
+	@exec python -m pip install --quiet --disable-pip-version-check --requirement requirements-clients.txt
 	@$(PYTEST) -m "not long and not extra" $(TESTS)
 
 test-all: test

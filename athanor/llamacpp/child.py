@@ -3,8 +3,8 @@
     python -P -m athanor.llamacpp.child
 
 The first line of its input is a job (`engine.Job` as JSON). It starts the server on a Unix socket and writes {"ready": …}
-or {"failed": "…"}. Each later line, {"id", "score": [arguments of Scorer.score]}, gets {"id", "scored": […]} or {"id", "failed": "…"}:
-log-probabilities of given tokens, which the server does not offer. It ends with its input.
+or {"failed": "…"}. Each later line, {"id", "score": [arguments of Scorer.score]}, gets {"id", "scored": […]} or
+{"id", "failed": "…"}: log-probabilities of given tokens, which the server does not offer. It ends with its input.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def write(**row: Any) -> None:
 
 def main() -> None:
     job = json.loads(sys.stdin.readline())
-    path, socket = job.pop("path"), job.pop("socket")
+    path = job.pop("path")
     try:
-        server = start_server(path, **job, socket=socket)
+        server = start_server(path, **job)
     except ImportError as error:
         write(failed=f"xllamacpp cannot be imported: {error}", missing=True)
         return
@@ -35,13 +35,12 @@ def main() -> None:
         write(failed=str(error) or type(error).__name__)
         return
     write(ready={"address": server.listening_address, "pid": os.getpid()})
-    del job["rows"]
-    scorer = None
+    scorer, scored = None, ("context_tokens", "threads", "exact", "accelerator", "lora")
     for line in sys.stdin:
         request = json.loads(line)
         try:
             if scorer is None:
-                scorer = Scorer(path, **job)
+                scorer = Scorer(path, **{name: job[name] for name in scored})
             write(id=request["id"], scored=scorer.score(*request["score"]))
         except AthanorError as error:
             write(id=request["id"], failed=str(error))

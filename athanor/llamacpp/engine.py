@@ -39,7 +39,8 @@ LINE_BYTES = 1 << 26  # of a line with log-probabilities
 
 @dataclass(frozen=True)
 class Job:
-    """A model and how it is run. `rows`: answers at a time; `exact`: fp32 cache, no flash attention."""
+    """A model and how it is run. `rows`: answers at a time; `exact`: fp32 cache, no flash attention; `template`: in place
+    of the file's."""
 
     path: str
     context_tokens: int
@@ -48,6 +49,7 @@ class Job:
     exact: bool = False
     accelerator: bool = False
     lora: tuple[str, ...] = ()
+    template: str = ""
 
 
 class EngineDied(AthanorError):
@@ -103,6 +105,10 @@ class Engine:
         """The answer of one of the server's other routes."""
         async with self._request({"path": path, "body": body}):
             return await stream.ask(self.socket, path, body)
+
+    async def metrics(self) -> str:
+        """What the server tells Prometheus; nothing while it does not run."""
+        return str(await stream.ask(self.socket, "/metrics")) if self.alive else ""
 
     async def score(self, ids: Sequence[int], top: int = 0, positions: Sequence[int] | None = None) -> list[Any]:
         """Rows of `scoring.Scorer.score`: [id, log-probability, [[id, log-probability] of the `top` likeliest]]."""

@@ -19,12 +19,13 @@ def start_server(
     accelerator: bool = False,
     socket: str = "",
     lora: Sequence[str] = (),
+    template: str = "",
 ) -> Any:
     """A server for `rows` answers side by side; it ends when nobody refers to it any more. ImportError without xllamacpp.
 
     exact: fp32 cache and no flash attention, otherwise llama.cpp's own defaults. accelerator: it may use one. socket: the
     path of a Unix socket, without one it listens on a port; a file that is left there makes the start fail. lora: GGUF
-    files of adapters.
+    files of adapters. template: for chats, in place of the file's.
     """
     import xllamacpp
 
@@ -42,6 +43,8 @@ def start_server(
     if socket:
         params.hostnames = [socket]
         params.endpoint_slots = params.endpoint_metrics = True
+    if template:
+        params.chat_template = template
     adapters = []
     for adapter in lora:
         info = xllamacpp.CommonAdapterLoraInfo()

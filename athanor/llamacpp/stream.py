@@ -81,13 +81,13 @@ def _refusal(path: str, status: int, data: bytes) -> Refused:
 
 
 async def ask(socket: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-    """The JSON of an answer that comes whole. Refused unless it is 200, Lost where it breaks off."""
+    """The JSON of an answer that comes whole, of /metrics the text. Refused unless it is 200, Lost where it breaks off."""
     async with _sent(socket, path, body) as (status, reader):
         data = await _whole(reader)
         if status != 200:
             raise _refusal(path, status, data)
         try:
-            return json.loads(data)
+            return data.decode() if path == "/metrics" else json.loads(data)
         except ValueError:
             raise Lost("half an answer") from None
 

@@ -7,8 +7,8 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
 from typing import TYPE_CHECKING, Any
 
 from athanor.base.errors import AthanorError, InputError
@@ -33,15 +33,9 @@ _followed: set[str] = set()  # digests of schemas that llama.cpp could compile
 
 async def events(models: Models, name: str, asked: Asked, body: Mapping[str, Any]) -> AsyncGenerator[Event]:
     """One answer; `body` is of fields.asked. Exactly one end or error comes last. Closing the generator cancels."""
-    async with aclosing(models.metrics.counted(name, _answer(models, name, asked, dict(body)))) as counted:
-        async for event in counted:
-            yield event
-
-
-async def _answer(models: Models, name: str, asked: Asked, body: dict[str, Any]) -> AsyncGenerator[Event]:
-    kind = "model"
+    body, kind, stack = dict(body), "model", AsyncExitStack()
     try:
-        loading = asyncio.ensure_future(models.served(name))
+        loading = asyncio.ensure_future(stack.enter_async_context(models.using(name)))
         try:
             if not (await asyncio.wait({loading}, timeout=LOADED_SECONDS))[0]:
                 yield {"type": "loading"}
@@ -56,78 +50,69 @@ async def _answer(models: Models, name: str, asked: Asked, body: dict[str, Any])
         body = {**NEUTRAL, **defaults, **body}
         body |= {"prompt": prompt.ids, "n_predict": prompt.limit, "return_tokens": True}
         make = _echoed if body.pop("echo", False) else _made
-        async with aclosing(make(served, asked, prompt, body)) as made:
-            async for event in made:
-                if start:  # not before llama.cpp has taken it: until then a refusal can be a status
-                    yield start
-                    start = {}
-                yield event
+        started = time.monotonic()
+        made = await stack.enter_async_context(aclosing(make(served, asked, prompt, body)))
+        async for event in made:
+            if start:  # not before llama.cpp has taken it: until then a refusal can be a status
+                yield start
+                start = {}
+            if event["type"] == "end":
+                event["seconds"] = round(time.monotonic() - started, 3)
+            yield event
     except AthanorError as error:
         fails = isinstance(error, EngineDied) or getattr(error, "status", 400) >= 500
         yield {"type": "error", "kind": "model" if fails else kind, "message": str(error)}
     except Exception as error:  # whatever a model's part does, the others are answered
         logger.exception("an answer of %s failed", name)
         yield {"type": "error", "kind": "model", "message": f"the model failed ({type(error).__name__})"}
+    finally:
+        await stack.aclose()
 
 
 async def _made(served: Served, asked: Asked, prompt: Prompt, body: Mapping[str, Any]) -> AsyncGenerator[Event]:
-    started = time.monotonic()
     ends = set(end_ids(served.tokenizer)) if served.tokenizer else set()
-    tokens, reason = 0, "length" if not prompt.limit else ""
-    likely: list[Any] = []
+    tokens, reason, likely = 0, "", []
     top = body.get("n_probs")
-    if not reason:
-        ask = body if top is None else {**body, "n_probs": max(1, top)}  # to llama.cpp 0 is none
-        async with aclosing(served.engine.rows_of(ask)) as batches:
-            async for rows in batches:
-                text = ""
-                for row in rows:
-                    if ends.intersection(row.get("tokens", ())):  # a control symbol that only opens something else
-                        reason = "stop"
-                        break
-                    tokens = row["tokens_predicted"] - (row.get("stop_type") == "eos")
-                    text += row["content"]
-                    likely += row.get("completion_probabilities", ())
-                    if row["stop"]:
-                        reason = "length" if row["stop_type"] == "limit" else "stop"
-                if text:
-                    yield {"type": "text", "text": text, "tokens": tokens, **_logprobs(likely, top or 0)}
-                    likely = []
-                if reason:
+    if not prompt.limit:
+        yield {"type": "end", "reason": "length", "tokens": 0}
+        return
+    ask = body if top is None else {**body, "n_probs": max(1, top)}  # to llama.cpp 0 is none
+    async with aclosing(served.engine.rows_of(ask)) as batches:
+        async for rows in batches:
+            text = ""
+            for row in rows:
+                if ends.intersection(row.get("tokens", ())):  # a control symbol that only opens something else
+                    reason = "stop"
                     break
-    seconds = round(time.monotonic() - started, 3)
-    yield {"type": "end", "reason": reason, "tokens": tokens, "seconds": seconds, **_logprobs(likely, top or 0)}
-
-
-def _logprobs(rows: Sequence[Mapping[str, Any]], top: int) -> dict[str, Any]:
-    """Log-probabilities in OpenAI's form."""
-    shaped = [{**_token(row), "top_logprobs": [_token(each) for each in row["top_logprobs"][:top]]} for row in rows]
-    return {"logprobs": shaped} if shaped else {}
-
-
-def _token(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {"token": row["token"], "logprob": round(row["logprob"], 6), "bytes": row["bytes"]}
+                tokens = row["tokens_predicted"] - (row.get("stop_type") == "eos")
+                text += row["content"]
+                for each in row.get("completion_probabilities", ()):
+                    likely.append({**each, "top_logprobs": each["top_logprobs"][:top]})
+                if row["stop"]:
+                    reason = "length" if row["stop_type"] == "limit" else "stop"
+            if text or (reason and likely):
+                chances = {"logprobs": likely} if likely else {}
+                yield {"type": "text", "text": text, "tokens": tokens, **chances}
+                likely = []
+            if reason:
+                break
+    yield {"type": "end", "reason": reason, "tokens": tokens}
 
 
 async def _echoed(served: Served, asked: Asked, prompt: Prompt, body: Mapping[str, Any]) -> AsyncGenerator[Event]:
     """The prompt with the answer, and log-probabilities of the tokens of both: none for the first one."""
-    started = time.monotonic()
     made: Mapping[str, Any] = {"tokens": [], "content": "", "stop_type": "limit"}
     if prompt.limit:
         made = await served.engine.ask("/completion", body)
-    ids, top = [*prompt.ids, *made["tokens"]], body.get("n_probs")
-    rows: list[Any] = []
+    ids, top, likely = [*prompt.ids, *made["tokens"]], body.get("n_probs"), []
     if top is not None:
-        scored = [(ids[0], None, []), *await served.engine.score(ids, top)]
-        pieces = await _pieces(served, {each for number, _, tops in scored for each in (number, *dict(tops))})
-        rows = [
-            {**pieces[number], "logprob": value, "top_logprobs": [{**pieces[i], "logprob": each} for i, each in tops]}
-            for number, value, tops in scored
-        ]
+        for number, value, tops in [(ids[0], None, []), *await served.engine.score(ids, top)]:
+            others = [{"token": await _piece(served, other), "logprob": each} for other, each in tops]
+            likely.append({"token": await _piece(served, number), "logprob": value, "top_logprobs": others})
     text = asked if isinstance(asked, str) else await _text(served, prompt.ids)
     tokens, reason = len(made["tokens"]), "length" if made["stop_type"] == "limit" else "stop"
-    yield {"type": "text", "text": text + made["content"], "tokens": tokens, "logprobs": rows}
-    yield {"type": "end", "reason": reason, "tokens": tokens, "seconds": round(time.monotonic() - started, 3)}
+    yield {"type": "text", "text": text + made["content"], "tokens": tokens, "logprobs": likely}
+    yield {"type": "end", "reason": reason, "tokens": tokens}
 
 
 async def _text(served: Served, ids: Sequence[int]) -> str:
@@ -136,40 +121,28 @@ async def _text(served: Served, ids: Sequence[int]) -> str:
     return str((await served.engine.ask("/detokenize", {"tokens": ids}))["content"])
 
 
-async def _pieces(served: Served, ids: Collection[int]) -> dict[int, dict[str, Any]]:
-    """Text and bytes of each token; of a control symbol, which has none, its name."""
-    found = {}
-    for number in ids:
-        if served.tokenizer is None:
-            data = (await _text(served, [number])).encode()
-        else:
-            name = served.tokenizer.processor.id_to_piece(number)
-            data = served.tokenizer.decode_bytes([number]) or name.encode()
-        found[number] = {"token": data.decode(errors="backslashreplace"), "bytes": list(data)}
-    return found
+async def _piece(served: Served, number: int) -> str:
+    """The text of one token: bytes of a split character as escapes, of a control symbol, which has none, its name."""
+    if served.tokenizer is None:
+        return await _text(served, [number])
+    data = served.tokenizer.decode_bytes([number])
+    return data.decode(errors="backslashreplace") or served.tokenizer.processor.id_to_piece(number)
 
 
 async def _check(served: Served, body: Mapping[str, Any]) -> None:
-    """InputError for what llama.cpp would pass over: a bias for no token, no such adapter, a schema beyond it."""
-    tokenizer, engine = served.tokenizer, served.engine
-    for number, _ in body.get("logit_bias", ()):
-        if tokenizer is not None and number >= tokenizer.vocab_size:
-            raise InputError(f"there is no token {number}", where="logit_bias")
-    for adapter in body.get("lora", ()):
-        if adapter["id"] >= (count := len(engine.job.lora)):
-            raise InputError(f"there is no adapter {adapter['id']}: the model has {count}", where="lora")
-    if (schema := body.get("json_schema")) is None:
+    """InputError for a schema that llama.cpp cannot follow: it would pass over it."""
+    schema = body.get("json_schema")
+    if schema is None:
         return
     digest = hashlib.sha256(json.dumps(schema, sort_keys=True).encode()).hexdigest()
     if digest in _followed:
         return
-    if tokenizer is not None:
-        ids = tokenizer.encode(NO_JSON)
-    else:
-        ids = (await engine.ask("/tokenize", {"content": NO_JSON, "add_special": False}))["tokens"]
+    ids = (await served.engine.ask("/tokenize", {"content": NO_JSON, "add_special": False}))["tokens"]
     ask = {"prompt": ids, "n_predict": 1, "temperature": 0, "json_schema": schema, "return_tokens": True}
     try:
-        made = await engine.ask("/completion", {**ask, "logit_bias": [[ids[-1], FORCING]], "cache_prompt": False})
+        made = await served.engine.ask(
+            "/completion", {**ask, "logit_bias": [[ids[-1], FORCING]], "cache_prompt": False}
+        )
         reason = "llama.cpp cannot compile it" if made["tokens"][:1] == ids[-1:] else ""
     except Refused as error:
         reason = error.what
@@ -186,29 +159,21 @@ async def merged(sources: Sequence[AsyncGenerator[Event]]) -> AsyncGenerator[tup
 
     So one request of a hundred prompts leaves room for others.
     """
-    queue: asyncio.Queue[tuple[int, Event] | None] = asyncio.Queue(WAITING)
-    room = asyncio.Semaphore(AT_ONCE)
+    queue: asyncio.Queue[tuple[int, Event]] = asyncio.Queue(WAITING)
+    room, left = asyncio.Semaphore(AT_ONCE), len(sources)
 
     async def fill(index: int, source: AsyncGenerator[Event]) -> None:
-        async with aclosing(source) as opened, room:
-            async for event in opened:
+        async with aclosing(source), room:
+            async for event in source:
                 await queue.put((index, event))
 
-    async def fill_all() -> None:
-        try:
-            async with asyncio.TaskGroup() as group:
-                for index, source in enumerate(sources):
-                    group.create_task(fill(index, source))
-        except Exception:
-            await queue.put(None)
-            raise
-        await queue.put(None)
-
-    filling = asyncio.create_task(fill_all())
+    filling = [asyncio.create_task(fill(index, source)) for index, source in enumerate(sources)]
     try:
-        while (row := await queue.get()) is not None:
-            yield row
-        await filling
+        while left:
+            index, event = await queue.get()
+            left -= event["type"] in ("end", "error")
+            yield index, event
     finally:
-        filling.cancel()
-        await asyncio.wait({filling})
+        for task in filling:
+            task.cancel()
+        await asyncio.wait(filling)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import ipaddress
-import logging
+import json
 import re
 import socket
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,9 @@ from athanor.serving.models import Models
 from athanor.serving.openai_api import openai_routes
 from athanor.serving.requests import Limit, problem
 
-logger = logging.getLogger(__name__)
 PAGE = Path(__file__).parent / "page"
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+ADDRESS = re.compile(r"[\d.]+|\[[\da-f:.]+\]", re.I)  # a page's name is neither
 HOST_NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,250}[a-z0-9_])?", re.I)
 # The page is all there is: nothing from elsewhere, nothing inline, and HTML only through the sanitiser's policy.
 HEADERS = {
@@ -42,12 +42,14 @@ HEADERS = {
     "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types dompurify",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",  # files of two versions do not fit together
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 FREE = ("/health", "/page/")  # without a key; so is the page itself
 
 
+@dataclass
 class AccessMiddleware:
     """Checks every request before any route: the host it names, and the key, if the server has one.
 
@@ -56,8 +58,10 @@ class AccessMiddleware:
     `addresses` may be answered as well as the names of `hosts`.
     """
 
-    def __init__(self, app: Any, *, key: str, hosts: tuple[str, ...], addresses: bool) -> None:
-        self.app, self.key, self.hosts, self.addresses = app, key, hosts, addresses
+    app: Any
+    key: str
+    hosts: tuple[str, ...]
+    addresses: bool
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -65,11 +69,7 @@ class AccessMiddleware:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers[name] = value
-                if scope["path"].startswith("/page/"):  # each time: files of two versions do not fit together
-                    headers["Cache-Control"] = "no-cache"
+                MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
         # No client needs byte ranges of the page's files, and Starlette's errors for faulty ones have another form.
@@ -77,35 +77,23 @@ class AccessMiddleware:
         refusal = self._refusal(Headers(scope=scope), scope["path"])
         if (path := re.sub("/{2,}", "/", scope["path"])).startswith("/v1/"):  # addresses joined with one slash too many
             scope = {**scope, "path": path.rstrip("/")}
-        if scope["method"] == "HEAD":  # as GET; the web server leaves the body out
-            scope = {**scope, "method": "GET"}
         await (refusal or self.app)(scope, receive, send_with_headers)
 
     def _refusal(self, headers: Headers, path: str) -> Response | None:
-        host = headers.get("host", "")
-        name = host if host.endswith("]") else host.rpartition(":")[0] or host
-        if self.hosts and name.lower() not in self.hosts and not (self.addresses and _is_address(name)):
+        name = re.sub(r":\d*$", "", headers.get("host", ""))
+        if self.hosts and name.lower() not in self.hosts and not (self.addresses and ADDRESS.fullmatch(name)):
             answered_names = ", ".join((*self.hosts, "addresses") if self.addresses else self.hosts)
             fix = f"add --allow-host {name if HOST_NAME.fullmatch(name) else 'NAME'} to the options of athanor serve"
             return problem(403, f"this server answers to {answered_names} only. Fix: {fix}")
         if self.key and path != "/" and not path.startswith(FREE):
             scheme, _, credentials = headers.get("authorization", "").partition(" ")
             # The bytes as sent: headers are read as Latin-1.
-            key_matches = hmac.compare_digest(
-                credentials.strip().encode("latin-1"), self.key.encode("utf-8", "surrogateescape")
-            )
-            if scheme.lower() != "bearer" or not key_matches:
-                wrong = (
-                    "this is not the server's API key. Fix: compare it with the key that the server was started with"
-                )
+            sent = credentials.strip().encode("latin-1")
+            if scheme.lower() != "bearer" or not hmac.compare_digest(sent, self.key.encode()):
+                fix = "compare it with the key that the server was started with"
+                wrong = f"this is not the server's API key. Fix: {fix}"
                 return problem(401, wrong if credentials else "an API key is needed: Authorization: Bearer KEY")
         return None
-
-
-def _is_address(name: str) -> bool:
-    with contextlib.suppress(ValueError):
-        return bool(ipaddress.ip_address(name.strip("[]")))
-    return False
 
 
 def build_app(
@@ -132,30 +120,38 @@ def build_app(
         return JSONResponse({"status": "ok"})
 
     async def metrics(request: Request) -> Response:
-        return Response(models.metrics.text(models.memory()), media_type="text/plain; version=0.0.4")
+        return Response(await _metrics(models), media_type="text/plain; version=0.0.4")
 
     async def index(request: Request) -> Response:
-        return FileResponse(PAGE / "index.html", headers={"Cache-Control": "no-cache"})
+        return FileResponse(PAGE / "index.html")
 
-    async def refused(request: Request, error: Exception) -> Response:
-        return problem(getattr(error, "status", 400), str(error), getattr(error, "code", None))
-
-    async def http_error(request: Request, error: Exception) -> Response:
-        status, detail = error.status_code, error.detail  # type: ignore[attr-defined]
-        hint = "; OpenAI's protocol is under /v1" if status == 404 else ""
-        return problem(status, f"{request.method} {request.url.path}: {detail}{hint}")
-
-    async def internal_error(request: Request, error: Exception) -> Response:
+    async def failed(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException):
+            what = f"{request.method} {request.url.path[:200]}: {error.detail}"
+            return problem(error.status_code, f"{what}; OpenAI's protocol is at {', '.join(protocol)}")
+        if isinstance(error, AthanorError):
+            return problem(getattr(error, "status", 400), str(error), getattr(error, "code", None))
         return problem(500, f"{type(error).__name__}; the server's log has more")
 
-    own = {"/health": health, "/metrics": metrics, "/": index}
-    routes = [*openai_routes(models, limit), *page(limit), *(Route(path, route) for path, route in own.items())]
+    routes: list[BaseRoute] = openai_routes(models, limit)
+    protocol = [route.path for route in routes if isinstance(route, Route) and "{" not in route.path]
+    routes += [*page(limit), Route("/health", health), Route("/metrics", metrics), Route("/", index)]
     return Starlette(
         routes=[*routes, Mount("/page", StaticFiles(directory=PAGE))],
         lifespan=lifespan,
         middleware=[Middleware(AccessMiddleware, key=key, hosts=hosts, addresses=addresses)],
-        exception_handlers={AthanorError: refused, HTTPException: http_error, Exception: internal_error},
+        exception_handlers=dict.fromkeys((AthanorError, HTTPException, Exception), failed),
     )
+
+
+async def _metrics(models: Models) -> str:
+    """What llama.cpp's servers tell Prometheus, each number with its model."""
+    numbers = []
+    for name, engine in models.engines().items():
+        label = f"{{model={json.dumps(name, ensure_ascii=False)}}} "
+        with contextlib.suppress(AthanorError, ConnectionError):  # one that is ending
+            numbers += [line.replace(" ", label, 1) for line in (await engine.metrics()).splitlines() if line[0] != "#"]
+    return "".join(f"{line}\n" for line in numbers)
 
 
 class Connection(H11Protocol):
@@ -169,6 +165,10 @@ class Connection(H11Protocol):
         others = sum(getattr(one, "client", None) is not None and one.client[0] == address for one in self.connections)
         if others > MOST_CONNECTIONS and address not in self.trusted:
             transport.abort()
+        # A client that takes nothing is cut by the kernel: closing the connection would wait for it for ever.
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+            connection = transport.get_extra_info("socket")
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SEND_SECONDS * 1000))
 
 
 GRACE_SECONDS = 2.0
@@ -177,39 +177,14 @@ SEND_SECONDS = 60.0  # for a client to take some of what is there for it
 
 
 class Server(uvicorn.Server):
-    """At its end it waits for answers under way, then ends the application, so that streams get an error event; uvicorn
-    itself would cut them off first."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        # Connection -> unsent bytes, and since when they have not shrunk.
-        self._stalled: dict[Any, tuple[int, float]] = {}
-
-    async def on_tick(self, counter: int) -> bool:
-        if counter % 10 == 0:  # each second
-            self._drop_stalled(asyncio.get_running_loop().time())
-        return await super().on_tick(counter)
-
-    def _drop_stalled(self, now: float) -> None:
-        """Abort connections whose client has read nothing for long: closing them would wait for it for ever."""
-        previous, self._stalled = self._stalled, {}
-        for connection in list(self.server_state.connections):
-            transport: Any = connection.transport
-            size = transport.get_write_buffer_size()
-            last_size, waiting_since = previous.get(connection, (size, now))
-            waiting_since = now if size < last_size else waiting_since
-            if size and now - waiting_since >= SEND_SECONDS:
-                transport.abort()
-            elif size:
-                self._stalled[connection] = size, waiting_since
+    """At its end it ends the application a moment before uvicorn cuts off what is under way: streams get an error
+    event."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for server in self.servers:
-            server.close()
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + GRACE_SECONDS
-        while self.server_state.tasks and not self.force_exit and loop.time() < deadline:
-            await asyncio.sleep(0.05)
-        if not self.force_exit:
+        async def end() -> None:
+            await asyncio.sleep(GRACE_SECONDS)
             await self.lifespan.shutdown()
+
+        ending = asyncio.create_task(end())
         await super().shutdown(sockets)
+        ending.cancel()

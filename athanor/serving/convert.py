@@ -8,15 +8,13 @@ writes FOLDER/model.gguf in F32 with its tokenizer. A process of its own: it nee
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import shutil
 import sys
 from pathlib import Path
 
-from athanor.base.artifacts import new_dir
+from athanor.base.artifacts import new_dir, sha256_bytes
 from athanor.base.errors import AthanorError, InputError
 from athanor.llamacpp.engine import child_environment
-from athanor.serving.about import file_states
 from athanor.serving.discover import AvailableModel
 from athanor.tokenizer.tokenizer import MODEL_FILE
 
@@ -25,11 +23,10 @@ KEPT = 8  # conversions; of a checkpoint each is asked for once or twice
 
 
 async def gguf_of(root: Path, model: AvailableModel) -> Path:
-    """The GGUF file of a model, made once for each state of its files."""
+    """The GGUF file of a model, made once unless its files change."""
     if (path := Path(model.base or model.path)).is_file():
         return path
-    states = await asyncio.to_thread(file_states, model)
-    target = root / FOLDER / hashlib.sha256(f"{path}\n{states}".encode()).hexdigest()[:16]
+    target = root / FOLDER / sha256_bytes(f"{path} {model.created}".encode())[:16]
     if not (target / FILE).is_file():
         target.parent.mkdir(parents=True, exist_ok=True)
         for old in sorted(target.parent.iterdir(), key=lambda folder: -folder.stat().st_mtime)[KEPT - 1 :]:

@@ -21,7 +21,7 @@ from athanor.base.errors import AthanorError
 MAX_BODY_BYTES = 1 << 20  # the longest text with every character escaped would fit; parsing it takes some 20 ms
 BODY_SECONDS = 30.0
 SHARE = 4  # one address may hold a quarter of what may be under way
-CODES = {401: "invalid_api_key", 405: "method_not_supported", 429: "rate_limit_exceeded"}
+CODES = {401: "invalid_api_key", 404: "unknown_url", 405: "method_not_supported", 429: "rate_limit_exceeded"}
 PARAM = re.compile(r"(?!llama\.cpp)([a-z_]+(\.\w+)*): ")  # a message about a field begins with its name
 
 
@@ -62,11 +62,10 @@ class EventStream(StreamingResponse):
     """Server-sent events; `on_end` runs once they are over or the client has gone, in whatever way."""
 
     def __init__(
-        self, lines: AsyncIterator[str], on_end: Callable[[], Awaitable[None]], more: Mapping[str, str] | None = None
+        self, lines: AsyncIterator[str], on_end: Callable[[], Awaitable[None]], headers: Mapping[str, str]
     ) -> None:
         self.on_end = on_end
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(more or {})}
-        super().__init__(lines, media_type="text/event-stream", headers=headers)
+        super().__init__(lines, media_type="text/event-stream", headers={"X-Accel-Buffering": "no", **headers})
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         try:

@@ -1,205 +1,204 @@
-"""Replies of OpenAI's protocol, whole and as the lines of a stream.
-
-A stream asks a shape for `begin` of each answer, `text` and `end` of them as they come, then `last`; or for `error`,
-after which nothing follows.
-"""
+"""Replies of OpenAI's protocol, whole and as the lines of a stream, from the events of the answers."""
 
 from __future__ import annotations
 
 import json
 import secrets
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
-Event = dict[str, Any]
+from athanor.decoding.prompting import TOO_LONG
+from athanor.serving.fields import CHAT, COMPLETION, RESPONSE
+from athanor.serving.requests import Refused, fault
+
 Row = dict[str, Any]
+Events = AsyncGenerator[tuple[int, Row]]
 
 
 @dataclass
 class Part:
-    """One answer, as far as it has come."""
+    """One answer, as far as it has come: its events "start" and "end", and what is between them."""
 
+    start: Row = field(default_factory=dict)
+    end: Row = field(default_factory=dict)
     text: str = ""
-    end: Event | None = None
     logprobs: list[Row] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Count:
-    """Tokens of a request, and what else a reply says about it."""
-
-    prompt: int
-    completion: int
-    athanor: Row
-
-    def usage(self, prompt: str = "prompt_tokens", completion: str = "completion_tokens") -> Row:
-        return {prompt: self.prompt, completion: self.completion, "total_tokens": self.prompt + self.completion}
-
-
 class Chat:
-    """/v1/chat/completions. `usage`: a stream has it, too."""
+    """/v1/chat/completions. `each`: answers to a prompt; `usage`: a stream has it, too."""
 
-    prefix, kinds = "chatcmpl", ("chat.completion", "chat.completion.chunk")
+    route, prefix, kinds = CHAT, "chatcmpl", ("chat.completion", "chat.completion.chunk")
 
-    def __init__(self, model: str, usage: bool, logprobs: bool) -> None:
-        self.model, self.usage, self.logprobs = model, usage, logprobs
+    def __init__(self, model: str, answers: int, each: int, usage: bool) -> None:
+        self.model, self.each, self.usage = model, each, usage
         self.id, self.created = f"{self.prefix}-{secrets.token_hex(12)}", int(time.time())
-        self.offsets: Counter[int] = Counter()  # characters of each answer that the stream has
+        self.parts = [Part() for _ in range(answers)]
 
-    def whole(self, parts: Sequence[Part], count: Count) -> Row:
+    async def read(self, events: Events, until: str = "") -> None:
+        """Take events, all of them or until one of that type. Refused where an answer fails."""
+        async for index, event in events:
+            self.take(index, event)
+            if event["type"] == until:
+                return
+
+    async def lines(self, events: Events) -> AsyncIterator[str]:
+        """The server-sent events of a stream; after an error nothing follows."""
+        for index in range(len(self.parts)):
+            yield self.line(index, {"type": "start"})
+        try:
+            async for index, event in events:
+                self.take(index, event)
+                if event["type"] in ("text", "end"):
+                    yield self.line(index, event)
+        except Refused as error:  # too late for a status
+            yield self.error(fault(error.status, str(error), error.code))
+        else:
+            yield self.last()
+
+    def take(self, index: int, event: Row) -> None:
+        part = self.parts[index]
+        part.text += event.get("text", "")
+        part.logprobs += event.get("logprobs", ())
+        if event["type"] == "start":
+            part.start = event
+        elif event["type"] == "end":
+            part.end = event
+        elif event["type"] == "error":
+            message, code = event["message"].replace("response_format", self.route.json), None
+            if TOO_LONG in message:
+                message, code = f"{self.route.question}: {message}", "context_length_exceeded"
+            raise Refused(400 if event["kind"] == "request" else 503, message, code=code)
+
+    def whole(self) -> Row:
         choices = [
-            {"index": index, **self.content(part), "finish_reason": finish(part.end), "logprobs": likely}
-            for index, part in enumerate(parts)
-            for likely in [self.likely(part.logprobs) if self.logprobs else None]
+            self._choice(index, {**part.end, "type": "whole", "text": part.text, "logprobs": part.logprobs})
+            for index, part in enumerate(self.parts)
         ]
-        return {**self._head(0), "choices": choices, "usage": count.usage(), "athanor": count.athanor}
+        return {**self._head(0), "choices": choices, "usage": self._count(), "athanor": facts(self.parts)}
 
-    def begin(self, index: int) -> str:
-        return self._line(index, {"delta": {"role": "assistant", "content": ""}})
+    def line(self, index: int, event: Row) -> str:
+        part = self.parts[index]
+        choice = self._choice(index, event, len(part.text) - len(event.get("text", "")))
+        more = {"athanor": facts([part])} if event["type"] == "end" else {}
+        return sse({**self._head(1), "choices": [choice], **more})
 
-    def text(self, index: int, event: Event) -> str:
-        return self._line(index, self.delta(event["text"]), event)
-
-    def end(self, index: int, event: Event, count: Count) -> str:
-        row = {**self.delta(""), "finish_reason": finish(event)}
-        return self._line(index, row, event, athanor=count.athanor)
-
-    def last(self, parts: Sequence[Part], count: Count) -> str:
-        usage = sse({**self._head(1), "choices": [], "usage": count.usage()}) if self.usage else ""
+    def last(self) -> str:
+        usage = sse({**self._head(1), "choices": [], "usage": self._count()}) if self.usage else ""
         return usage + "data: [DONE]\n\n"
 
     def error(self, error: Row) -> str:
         return sse({"error": error})
 
-    def content(self, part: Part) -> Row:
-        return {"message": {"role": "assistant", "content": part.text, "refusal": None}}
+    def said(self, event: Row) -> Row:
+        text = event.get("text", "")
+        if event["type"] == "whole":
+            return {"message": {"role": "assistant", "content": text, "refusal": None}}
+        role = {"role": "assistant"} if event["type"] == "start" else {}
+        return {"delta": {**role, "content": text} if role or text else {}}
 
-    def delta(self, text: str) -> Row:
-        return {"delta": {"content": text} if text else {}}
-
-    def likely(self, rows: Sequence[Row], offset: int = 0) -> Row | None:
+    def likely(self, rows: Sequence[Row], offset: int) -> Row:
         return {"content": rows, "refusal": None}
 
     def _head(self, kind: int) -> Row:
         return {"id": self.id, "object": self.kinds[kind], "created": self.created, "model": self.model}
 
-    def _line(self, index: int, row: Row, event: Event | None = None, **more: Any) -> str:
-        rows = (event or {}).get("logprobs", [])
-        likely = self.likely(rows, self.offsets[index]) if rows else None
-        self.offsets[index] += sum(len(each["token"]) for each in rows)
-        choice = {"index": index, "finish_reason": None, "logprobs": likely, **row}
-        return sse({**self._head(1), "choices": [choice], **more})
+    def _choice(self, index: int, event: Row, offset: int = 0) -> Row:
+        rows = event.get("logprobs")
+        likely = self.likely(rows, offset) if rows else None
+        return {"index": index, **self.said(event), "logprobs": likely, "finish_reason": event.get("reason")}
+
+    def _count(self, prompt: str = "prompt_tokens", completion: str = "completion_tokens") -> Row:
+        """Tokens; those of a question count once, however many answers it has."""
+        read = sum(part.start["prompt_tokens"] for part in self.parts[:: self.each])
+        made = sum(part.end["tokens"] for part in self.parts)
+        return {prompt: read, completion: made, "total_tokens": read + made}
 
 
 class Completion(Chat):
     """/v1/completions: the same, with plain text and the older form of log-probabilities."""
 
-    prefix, kinds = "cmpl", ("text_completion", "text_completion")
+    route, prefix, kinds = COMPLETION, "cmpl", ("text_completion", "text_completion")
 
-    def begin(self, index: int) -> str:
-        return ""
+    def said(self, event: Row) -> Row:
+        return {"text": event.get("text", "")}
 
-    def content(self, part: Part) -> Row:
-        return {"text": part.text}
-
-    def delta(self, text: str) -> Row:
-        return {"text": text}
-
-    def likely(self, rows: Sequence[Row], offset: int = 0) -> Row | None:
-        tops = [{top["token"]: top["logprob"] for top in row["top_logprobs"]} for row in rows]
-        lengths = [len(row["token"]) for row in rows]
+    def likely(self, rows: Sequence[Row], offset: int) -> Row:
+        tokens = [row["token"] for row in rows]
         return {
-            "tokens": [row["token"] for row in rows],
+            "tokens": tokens,
             "token_logprobs": [row["logprob"] for row in rows],
-            "top_logprobs": [top or None for top in tops],
-            "text_offset": [offset + sum(lengths[:index]) for index in range(len(rows))],
+            "top_logprobs": [{top["token"]: top["logprob"] for top in row["top_logprobs"]} or None for row in rows],
+            "text_offset": [*accumulate(map(len, tokens), initial=offset)][:-1],
         }
 
 
 class Response(Chat):
     """/v1/responses: text in, text out; nothing is kept. The events of its stream are numbered and named."""
 
-    prefix = "resp"
+    route, prefix, number = RESPONSE, "resp", -1
 
-    def __init__(self, model: str, usage: bool, logprobs: bool) -> None:
-        super().__init__(model, usage, logprobs)
-        self.item_id, self.number = f"msg_{secrets.token_hex(16)}", -1
+    def whole(self) -> Row:
+        (part,) = self.parts
+        status, details = "completed", None
+        if part.end["reason"] == "length":
+            status, details = "incomplete", {"reason": "max_output_tokens"}
+        usage = self._count("input_tokens", "output_tokens")
+        usage |= {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
+        output = [self._item(status, [_said(part.text, part.logprobs)])]
+        more = {"incomplete_details": details, "usage": usage, "athanor": facts(self.parts)}
+        return self._response(status, output=output, **more)
 
-    def whole(self, parts: Sequence[Part], count: Count) -> Row:
-        cut = finish(parts[0].end) == "length"
-        status = "incomplete" if cut else "completed"
-        details = {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
-        usage = count.usage("input_tokens", "output_tokens") | details
-        found = {
-            "output": [self._item(parts[0].text, status, parts[0].logprobs)],
-            "usage": usage,
-            "athanor": count.athanor,
-        }
-        return self._response(
-            status, **found, **({"incomplete_details": {"reason": "max_output_tokens"}} if cut else {})
-        )
+    def line(self, index: int, event: Row) -> str:
+        item = self._item("in_progress", [])
+        place = {"item_id": item["id"], "output_index": 0, "content_index": 0}
+        if event["type"] == "start":
+            return (
+                self._event("created", response=self._response("in_progress"))
+                + self._event("output_item.added", output_index=0, item=item)
+                + self._event("content_part.added", **place, part=_said("", []))
+            )
+        if event["type"] == "end":
+            return ""
+        more = {"delta": event["text"], "logprobs": event.get("logprobs", [])}
+        return self._event("output_text.delta", **place, **more)
 
-    def begin(self, index: int) -> str:
-        response, item = self._response("in_progress"), {**self._item("", "in_progress"), "content": []}
-        return (
-            self._event("response.created", response=response)
-            + self._event("response.in_progress", response=response)
-            + self._event("response.output_item.added", output_index=0, item=item)
-            + self._event("response.content_part.added", **self._place(), part=_part(""))
-        )
-
-    def text(self, index: int, event: Event) -> str:
-        return self._event(
-            "response.output_text.delta", **self._place(), delta=event["text"], logprobs=event.get("logprobs", [])
-        )
-
-    def end(self, index: int, event: Event, count: Count) -> str:
-        return ""
-
-    def last(self, parts: Sequence[Part], count: Count) -> str:
-        whole = self.whole(parts, count)
-        (item,) = whole["output"]
-        (part,) = item["content"]
-        done = {"text": part["text"], "logprobs": part["logprobs"]}
-        return (
-            self._event("response.output_text.done", **self._place(), **done)
-            + self._event("response.content_part.done", **self._place(), part=part)
-            + self._event("response.output_item.done", output_index=0, item=item)
-            + self._event(f"response.{whole['status']}", response=whole)
-        )
+    def last(self) -> str:
+        whole = self.whole()
+        done = self._event("output_item.done", output_index=0, item=whole["output"][0])
+        return done + self._event(whole["status"], response=whole)
 
     def error(self, error: Row) -> str:
         error = {**error, "code": error["code"] or "server_error"}
-        return self._event("response.failed", response=self._response("failed", error=error))
+        return self._event("failed", response=self._response("failed", error=error))
 
-    def _response(self, status: str, **more: Any) -> Row:
-        nothing = dict.fromkeys(("error", "incomplete_details", "instructions", "previous_response_id", "usage"))
+    def _response(self, status: str, output: Sequence[Row] = (), **more: Any) -> Row:
         head = {"id": self.id, "object": "response", "created_at": self.created, "model": self.model, "status": status}
         tools = {"parallel_tool_calls": False, "tool_choice": "none", "tools": []}
-        return {**head, **nothing, "output": [], "metadata": {}, **tools, **more}
+        return {**head, **tools, "output": output, "error": None, "incomplete_details": None, **more}
 
-    def _item(self, text: str, status: str, logprobs: Sequence[Row] = ()) -> Row:
-        part = _part(text, logprobs)
-        return {"id": self.item_id, "type": "message", "role": "assistant", "status": status, "content": [part]}
-
-    def _place(self) -> Row:
-        return {"item_id": self.item_id, "output_index": 0, "content_index": 0}
+    def _item(self, status: str, content: Sequence[Row]) -> Row:
+        return {"id": f"msg_{self.id}", "type": "message", "role": "assistant", "status": status, "content": content}
 
     def _event(self, name: str, **facts: Any) -> str:
         self.number += 1
-        return sse({"type": name, "sequence_number": self.number, **facts}, name)
+        kind = f"response.{name}"
+        return f"event: {kind}\n" + sse({"type": kind, "sequence_number": self.number, **facts})
 
 
-def _part(text: str, logprobs: Sequence[Row] = ()) -> Row:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
+def _said(text: str, logprobs: Sequence[Row]) -> Row:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
-def finish(event: Event | None) -> str:
-    return "length" if event and event["reason"] == "length" else "stop"
+def facts(parts: Sequence[Part]) -> Row:
+    """What our replies say beyond OpenAI's."""
+    tokens, seconds = sum(part.end["tokens"] for part in parts), max(part.end["seconds"] for part in parts)
+    speed = round(tokens / seconds, 1) if seconds else None
+    return {"tokens_per_second": speed, "forgotten_exchanges": max(part.start["forgotten"] for part in parts)}
 
 
-def sse(value: Row, name: str = "") -> str:
-    return (f"event: {name}\n" if name else "") + f"data: {json.dumps(value)}\n\n"
+def sse(value: Row) -> str:
+    return f"data: {json.dumps(value)}\n\n"

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 import threading
-import urllib.error
-import urllib.request
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import uvicorn
 
 from athanor.base.errors import suggest
@@ -20,12 +19,14 @@ from athanor.export.gguf_writer import write_gguf
 from athanor.export.source import load_source
 from athanor.llamacpp.engine import Engine, Job
 from athanor.serving.app import Connection, Server, build_app
-from athanor.serving.metrics import Metrics
 from athanor.serving.models import NoModel
 from athanor.tokenizer.tokenizer import Tokenizer
-from tests.serving.live import PATIENCE, streamed
+from tests.evaluation.tiny import always_says, write_tiny_tokenizer
+from tests.serving.live import PATIENCE, Address
+from tests.serving.models_tiny import write_export
 
 DEFAULTS = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+ENDLESS_CONTEXT = 30_000
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,6 @@ class FakeModels:
     """`files`: id -> (job, tokenizer, whether it continues a text)."""
 
     def __init__(self, files: Mapping[str, tuple[Job, Tokenizer | None, bool]]) -> None:
-        self.files, self.metrics = files, Metrics()
         self.all = {
             name: Served(
                 name, Engine(job), tokenizer, job.context_tokens, continues, DEFAULTS | {"max_new_tokens": 128}
@@ -51,7 +51,7 @@ class FakeModels:
         }
 
     def states(self) -> list[dict[str, Any]]:
-        rows = {"created": 1.8e9, "backend": "llama.cpp", "state": "idle", "reason": None, "parameters": 1}
+        rows = {"created": 1.8e9, "state": "idle", "reason": None, "parameters": 1}
         return [
             {**rows, "id": name, "label": name, "context_tokens": one.context_tokens, "defaults": one.defaults}
             for name, one in self.all.items()
@@ -65,11 +65,12 @@ class FakeModels:
             raise NoModel(f"there is no model '{name[:200]}'", where="model", fix=suggest(name, self.all))
         return self.all[name]
 
-    async def served(self, name: str) -> Served:
-        return self.all[name]
+    @asynccontextmanager
+    async def using(self, name: str) -> AsyncIterator[Served]:
+        yield self.all[name]
 
-    def memory(self) -> dict[str, int]:
-        return {}
+    def engines(self) -> dict[str, Engine]:
+        return {name: one.engine for name, one in self.all.items()}
 
     def refresh(self) -> None: ...
 
@@ -84,14 +85,28 @@ def parrot_job(folder: Path, parts: Path, rows: int = 4) -> tuple[Job, Tokenizer
     return Job(str(path), 512, rows=rows, exact=True), Tokenizer.load(parts / "tokenizer"), False
 
 
-class Running:
+@pytest.fixture(scope="module")
+def parrot(parrot_parts, tmp_path_factory):
+    return parrot_job(tmp_path_factory.mktemp("gguf"), parrot_parts)
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory):
+    """A model that says one word until it is stopped; its tokenizer is beside the GGUF file."""
+    root = tmp_path_factory.mktemp("endless")
+    tokenizer = write_tiny_tokenizer(root / "tokenizer")
+    model = always_says(tokenizer, tokenizer.encode(" the")[0], ENDLESS_CONTEXT)
+    write_export(root / "endless", model, tokenizer, root / "tokenizer", types=("f32",))
+    return Job(str(next((root / "endless").glob("*.gguf"))), ENDLESS_CONTEXT, rows=2), tokenizer, False
+
+
+class Running(Address):
     """A server of these models in a thread; leave the context to end it."""
 
     def __init__(self, models: FakeModels, **options: Any) -> None:
         self.models = models
-        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.socket = socket.create_server((self.host, 0))
         self.port = self.socket.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
         app = build_app(models, lambda limit: [], **options)
         self.server = Server(uvicorn.Config(app, log_level="warning", http=Connection, ws="none"))
         self.thread = threading.Thread(target=self.server.run, args=([self.socket],))
@@ -104,33 +119,6 @@ class Running:
         self.server.should_exit = True
         self.thread.join(PATIENCE)
         assert not self.thread.is_alive()
-
-    def ask(self, body: Any, path: str = "/v1/chat/completions") -> tuple[int, set[str], Any]:
-        """(status, names in the header, the reply or the list of a stream's)."""
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
-        try:
-            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
-                names = {name for name in answer.headers.get("X-Athanor-Ignored", "").split(", ") if name}
-                stream = isinstance(body, dict) and body.get("stream")
-                return answer.status, names, streamed(iter(answer)) if stream else json.loads(answer.read())
-        except urllib.error.HTTPError as error:
-            return error.code, set(), json.loads(error.read())
-
-    def raw(self, body: Any, path: str = "/v1/chat/completions") -> bytes:
-        """A request as bytes, for `connect`."""
-        data = json.dumps(body).encode()
-        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nContent-Type: application/json\r\n"
-        return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
-
-    def connect(self, source: str = "127.0.0.1", receive_bytes: int = 0) -> socket.socket:
-        client = socket.socket()
-        client.settimeout(PATIENCE)
-        if receive_bytes:
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-        client.bind((source, 0))
-        client.connect(("127.0.0.1", self.port))
-        return client
 
 
 def said(reply: Any) -> str:

@@ -1,26 +1,25 @@
-"""A real `athanor serve` in a process of its own, on a free port, for the tests that speak to it over a socket."""
+"""Servers that tests speak to over a socket; `Live` is a real `athanor serve` in a process of its own."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import time
+import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
-from prometheus_client.parser import text_string_to_metric_families
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 90.0  # seconds for what takes a moment on a quiet machine
+CHAT = "/v1/chat/completions"
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -29,37 +28,65 @@ def environment(**more: str) -> dict[str, str]:
     return kept | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ATHANOR_THREADS": "1"} | more
 
 
-def serve(folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """`athanor serve` that is expected to end by itself."""
-    command = [sys.executable, "-m", "athanor", "serve", *words]
-    return subprocess.run(
-        command, cwd=folder, env=environment(**more), capture_output=True, text=True, timeout=PATIENCE
-    )
+class Address:
+    """Where a server listens."""
+
+    host, port = "127.0.0.1", 0
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    def ask(self, body: Any, path: str = CHAT, **headers: str) -> tuple[int, set[str], Any]:
+        """A POST, or a GET where body is None: status, names that were ignored, and the reply or a stream's list."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json", **headers})
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+                names = {name for name in answer.headers.get("X-Athanor-Ignored", "").split(", ") if name}
+                if isinstance(body, dict) and body.get("stream"):
+                    return answer.status, names, streamed(iter(answer))
+                said = answer.read()
+                json_sent = answer.headers["content-type"] == "application/json"
+                return answer.status, names, json.loads(said) if json_sent else said.decode()
+        except urllib.error.HTTPError as error:
+            return error.code, set(), json.loads(error.read())
+
+    def connect(self, source: str = "127.0.0.1", receive_bytes: int = 0) -> socket.socket:
+        client = socket.socket()
+        client.settimeout(PATIENCE)
+        if receive_bytes:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        client.bind((source, 0))
+        client.connect((self.host, self.port))
+        return client
+
+    def raw(self, body: Any) -> bytes:
+        """A request to complete a chat, as bytes for `connect`."""
+        data = json.dumps(body).encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nContent-Type: application/json\r\n"
+        return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
 
 
-class Live:
+class Live(Address):
     """A server in `folder`, started with `words`; leave the context to end it."""
-
-    command: tuple[str, ...] = ("-m", "athanor", "serve")
 
     def __init__(self, folder: Path, *words: str, **more: str) -> None:
         self.errors = (folder / "stderr.txt").open("w+")
         self.process = subprocess.Popen(
-            [sys.executable, *self.command, "--port", "0", *words],
+            [sys.executable, "-m", "athanor", "serve", "--port", "0", *words],
             cwd=folder,
             env=environment(**more),
             stdout=subprocess.PIPE,
             stderr=self.errors,
             text=True,
         )
-        self.told = ""
         for line in self.process.stdout:
-            self.told += line
-            if found := re.search(r"open (http://(\S+):(\d+))/", line):
-                self.url, self.host, self.port = found[1], found[2], int(found[3])
+            if found := re.search(r"open http://(\S+):(\d+)/", line):
+                self.host, self.port = found[1], int(found[2])
                 break
         else:
-            raise AssertionError(f"no server: {self.told} {self.said()}")
+            raise AssertionError(f"no server: {self.said()}")
 
     def __enter__(self) -> Live:
         return self
@@ -75,68 +102,10 @@ class Live:
 
     def said(self) -> str:
         """What it wrote to standard error."""
-        self.errors.flush()
         return Path(self.errors.name).read_text()
 
-    def get(self, path: str) -> bytes:
-        with urllib.request.urlopen(self.url + path, timeout=PATIENCE) as answer:
-            return answer.read()
-
-    def post(self, path: str, body: Any) -> Any:
-        data = json.dumps(body).encode()
-        asked = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(asked, timeout=PATIENCE) as answer:
-            return json.loads(answer.read())
-
-    def metrics(self) -> dict[tuple[str, str], float]:
-        """(name, value of the label "end" or "") -> number, summed over models."""
-        found: dict[tuple[str, str], float] = {}
-        for family in text_string_to_metric_families(self.get("/metrics").decode()):
-            for sample in family.samples:
-                key = (sample.name, sample.labels.get("end", ""))
-                found[key] = found.get(key, 0.0) + sample.value
-        return found
-
-    def under_way(self) -> float:
-        return self.metrics()[("athanor_answers_under_way", "")]
-
-    def made(self) -> float:
-        """Tokens made so far, of all answers that have ended."""
-        return self.metrics().get(("athanor_generated_tokens_total", ""), 0.0)
-
-    def workers(self) -> list[psutil.Process]:
+    def engines(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children()
-
-    def connect(self, *, receive_bytes: int = 0) -> socket.socket:
-        one = socket.socket()
-        if receive_bytes:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-        one.settimeout(PATIENCE)
-        one.connect((self.host, self.port))
-        return one
-
-    def raw(self, body: Any, path: str = "/v1/chat/completions") -> bytes:
-        """A request to complete a chat, as bytes for `connect`."""
-        data = json.dumps(body).encode()
-        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\n"
-        return f"{head}Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    """The first true value of `condition`; fails after long patience."""
-    end = time.monotonic() + PATIENCE
-    while time.monotonic() < end:
-        if value := condition():
-            return value
-        time.sleep(0.02)
-    raise AssertionError(f"waited in vain: {what}")
-
-
-def lay_out(root: Path, *exports: tuple[str, Path]) -> Path:
-    """Directories NAME/hf under `root`, each a copy of an export's directory."""
-    for name, folder in exports:
-        shutil.copytree(folder, root / name / "hf")
-    return root
 
 
 def streamed(lines: Iterator[bytes]) -> list[Any]:

@@ -8,7 +8,6 @@ exports. A greedy answer to a question of `CONVERSATIONS` is its answer, also af
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,13 +17,12 @@ import torch.nn.functional as F
 from athanor.base.artifacts import new_dir
 from athanor.export.huggingface import write_huggingface
 from athanor.export.source import load_source
-from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
 from athanor.text.conversations import Message
 from athanor.tokenizer.chat import render
 from athanor.tokenizer.tokenizer import Tokenizer
 from athanor.tokenizer_training.train import train, write_tokenizer
-from tests.evaluation.tiny import PARAMS, save
+from tests.evaluation.tiny import PARAMS, make_model, save
 
 CONTEXT = 512
 STEPS, ROWS = 250, 6
@@ -87,20 +85,8 @@ CONVERSATIONS: tuple[tuple[str, str], ...] = (
 def train_parrot(tokenizer: Tokenizer, seed: int = 0) -> Transformer:
     """The model. Each row is one or two of the conversations in turn, some of them after the system message."""
     draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
-    config = ModelConfig(
-        vocab_size=tokenizer.vocab_size,
-        layers=2,
-        dim=96,
-        heads=4,
-        kv_heads=2,
-        head_dim=24,
-        ffn_dim=192,
-        context_tokens=CONTEXT,
-        rope_theta=10000.0,
-        norm_eps=1e-5,
-        qk_norm=True,
-    )
-    model = Transformer(config)
+    wider = {"dim": 96, "head_dim": 24, "ffn_dim": 192, "context_tokens": CONTEXT, "qk_norm": True}
+    model = Transformer(replace(make_model(tokenizer).config, **wider))
     model.initialise(generator)
     optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0)
     for step in range(STEPS):
@@ -129,8 +115,8 @@ def _row(tokenizer: Tokenizer, draw: random.Random) -> tuple[list[int], list[int
     return render(tokenizer, messages)
 
 
-def write_tokenizer_dir(path: Path, conversations: Sequence[tuple[str, str]] = CONVERSATIONS) -> Tokenizer:
-    texts = [SYSTEM, *(text for pair in conversations for text in pair)] * 4
+def write_tokenizer_dir(path: Path) -> Tokenizer:
+    texts = [SYSTEM, *(text for pair in CONVERSATIONS for text in pair)] * 4
     with new_dir(path) as folder:
         write_tokenizer(folder, train(texts, replace(PARAMS, vocab_size=640)), {})
     return Tokenizer.load(path)
@@ -138,13 +124,8 @@ def write_tokenizer_dir(path: Path, conversations: Sequence[tuple[str, str]] = C
 
 def write_parts(folder: Path) -> Path:
     """Train it: `folder` gets its weights and its tokenizer, from which `write_export` makes exports of any name."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        tokenizer = write_tokenizer_dir(folder / "tokenizer")
-        save(folder / "model", train_parrot(tokenizer), tokenizer)
-    finally:
-        torch.set_num_threads(threads)
+    tokenizer = write_tokenizer_dir(folder / "tokenizer")
+    save(folder / "model", train_parrot(tokenizer), tokenizer)
     return folder
 
 
@@ -152,9 +133,3 @@ def write_export(folder: Path, parts: Path, name: str = "parrot") -> Path:
     """A directory as the export stage makes; `load_export` takes it."""
     write_huggingface(folder, load_source(parts / "model", parts / "tokenizer", name, {"sft": "0" * 64}), "float32")
     return folder
-
-
-def write_parrot(folder: str | Path) -> Path:
-    """Both at once."""
-    folder = Path(folder)
-    return write_export(folder, write_parts(folder.parent / f"{folder.name}.parts"))

@@ -8,28 +8,29 @@ import os
 import subprocess
 import sys
 
+import huggingface_hub
+import openai
 import pytest
 
-from tests.serving.fake_models import FakeModels, Running, parrot_job
+from tests.serving.fake_models import FakeModels, Running, parrot  # noqa: F401
 from tests.serving.live import PATIENCE
 from tests.serving.parrot import CONVERSATIONS, LONG, PLAIN, SYSTEM, WHO
 
-pytest.importorskip("xllamacpp")
-ASK = [{"role": "user", "content": PLAIN[0]}]
+ASK, ASK_LONG = ([{"role": "user", "content": pair[0]}] for pair in (PLAIN, LONG))
+OPTIONS = {"api_key": "none needed", "max_retries": 0, "timeout": PATIENCE}
 CLIENTS = 24
 
 
 @pytest.fixture(scope="module")
-def address(parrot_parts, tmp_path_factory):
-    with Running(FakeModels({"parrot": parrot_job(tmp_path_factory.mktemp("gguf"), parrot_parts)})) as running:
+def address(parrot):
+    with Running(FakeModels({"parrot": parrot})) as running:
         yield f"{running.url}/v1"
 
 
 class TestOpenAI:
     @pytest.fixture
     def client(self, address):
-        openai = pytest.importorskip("openai")
-        with openai.OpenAI(base_url=address, api_key="none needed", max_retries=0, timeout=PATIENCE) as made:
+        with openai.OpenAI(base_url=address, **OPTIONS) as made:
             yield made
 
     def test_models_chat_and_texts(self, client):
@@ -44,45 +45,48 @@ class TestOpenAI:
         assert text.text.startswith("I am") and len(text.logprobs.tokens) == len(text.logprobs.token_logprobs)
 
     def test_responses(self, client):
-        assert client.responses.create(model="parrot", input=PLAIN[0], instructions=SYSTEM).output_text == PLAIN[1]
-        with client.responses.stream(model="parrot", input=PLAIN[0]) as stream:
-            parts = [event.delta for event in stream if event.type == "response.output_text.delta"]
-            assert "".join(parts) == stream.get_final_response().output_text == PLAIN[1]
+        options = {"model": "parrot", "instructions": SYSTEM, "top_logprobs": 1}
+        first = client.responses.create(input=PLAIN[0], **options)
+        (part,) = first.output[0].content
+        assert part.text == PLAIN[1] == "".join(row.token for row in part.logprobs)
+        assert first.usage.total_tokens == first.usage.input_tokens + first.usage.output_tokens
+        again = [*ASK, *first.output, {"role": "user", "content": WHO[0]}]
+        with client.responses.stream(input=again, **options) as stream:
+            events = list(stream)
+            assert stream.get_final_response().output_text == WHO[1]
+        assert "".join(one.delta for one in events if one.type == "response.output_text.delta") == WHO[1]
+        assert [one.sequence_number for one in events] == list(range(len(events)))
+        cut = client.responses.create(input=LONG[0], max_output_tokens=5, **options)
+        assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")
 
     def test_errors_are_its_own_kinds(self, client):
-        import openai
-
         with pytest.raises(openai.NotFoundError, match="did you mean 'parrot'"):
             client.chat.completions.create(model="parot", messages=ASK)
         with pytest.raises(openai.BadRequestError, match="temperature"):
             client.chat.completions.create(model="parrot", messages=ASK, temperature=-1)
 
     def test_a_stream_left_half_read_is_stopped(self, client):
-        with client.chat.completions.create(
-            model="parrot", messages=[{"role": "user", "content": LONG[0]}], stream=True
-        ) as stream:
+        with client.chat.completions.create(model="parrot", messages=ASK_LONG, stream=True) as stream:
             assert next(iter(stream)).choices
         assert client.chat.completions.create(model="parrot", messages=ASK).choices[0].message.content == PLAIN[1]
 
     def test_many_at_once_get_what_each_would_get_alone(self, address):
-        openai = pytest.importorskip("openai")
-        pairs = [pair for pair in CONVERSATIONS if pair != LONG]
+        pairs = ([pair for pair in CONVERSATIONS if pair != LONG] * CLIENTS)[:CLIENTS]
 
         async def one(client, question):
-            stream = await client.chat.completions.create(
-                model="parrot", messages=[{"role": "user", "content": question}], stream=True
-            )
+            messages = [{"role": "user", "content": question}]
+            stream = await client.chat.completions.create(model="parrot", messages=messages, stream=True)
             return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
         async def everyone():
-            async with openai.AsyncOpenAI(base_url=address, api_key="none", timeout=PATIENCE) as client:
-                return await asyncio.gather(*(one(client, pairs[i % len(pairs)][0]) for i in range(CLIENTS)))
+            async with openai.AsyncOpenAI(base_url=address, **OPTIONS) as client:
+                return await asyncio.gather(*(one(client, question) for question, _ in pairs))
 
-        assert asyncio.run(everyone()) == [pairs[i % len(pairs)][1] for i in range(CLIENTS)]
+        assert asyncio.run(everyone()) == [answer for _, answer in pairs]
 
 
 def test_huggingface_hub_with_the_address_alone(address):
-    hub = pytest.importorskip("huggingface_hub").InferenceClient(base_url=address, timeout=PATIENCE)
+    hub = huggingface_hub.InferenceClient(base_url=address, timeout=PATIENCE)
     assert hub.chat_completion(ASK, max_tokens=40).choices[0].message.content == PLAIN[1]
     chunks = hub.chat.completions.create(messages=ASK, stream=True, temperature=0)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == PLAIN[1]
@@ -90,31 +94,30 @@ def test_huggingface_hub_with_the_address_alone(address):
 
 class TestLangChain:
     @pytest.fixture
-    def chat(self, address):
-        openai = pytest.importorskip("langchain_openai")
-        return openai.ChatOpenAI(
-            model="parrot", base_url=address, api_key="none", temperature=0, timeout=PATIENCE, max_retries=0
-        )
+    def made(self, address):
+        import langchain_openai  # make quick, which runs none of these, installs no clients
 
-    def test_invoke_stream_and_batch(self, chat):
-        assert chat.invoke(PLAIN[0]).content == PLAIN[1]
+        def made(name, **more):
+            return getattr(langchain_openai, name)(model="parrot", base_url=address, temperature=0, **OPTIONS, **more)
+
+        return made
+
+    def test_invoke_stream_and_batch(self, made):
+        chat = made("ChatOpenAI")
         assert "".join(chunk.text for chunk in chat.stream(PLAIN[0])) == PLAIN[1]
         assert [one.content for one in chat.batch([PLAIN[0], WHO[0]])] == [PLAIN[1], WHO[1]]
         turns = [("system", SYSTEM), ("human", PLAIN[0]), ("ai", PLAIN[1]), ("human", ""), ("human", WHO[0])]
         assert chat.invoke(turns).content == WHO[1]
 
-    def test_logprobs_and_objects(self, chat):
-        rows = chat.bind(logprobs=True, top_logprobs=2).invoke(PLAIN[0]).response_metadata["logprobs"]["content"]
-        assert "".join(row["token"] for row in rows) == PLAIN[1]
+    def test_objects(self, made):
         legs = {"type": "integer", "minimum": 0, "maximum": 9}
         schema = {"title": "bird", "type": "object", "properties": {"legs": legs}, "required": ["legs"]}
-        assert chat.with_structured_output(schema, method="json_schema").invoke(PLAIN[0])["legs"] in range(10)
+        chat = made("ChatOpenAI").with_structured_output(schema, method="json_schema")
+        assert chat.invoke(PLAIN[0])["legs"] in range(10)
 
-    def test_responses_and_texts(self, address):
-        openai = pytest.importorskip("langchain_openai")
-        options = {"model": "parrot", "base_url": address, "api_key": "none", "timeout": PATIENCE, "max_retries": 0}
-        assert openai.ChatOpenAI(use_responses_api=True, **options).invoke(PLAIN[0]).text == PLAIN[1]
-        assert len(openai.OpenAI(temperature=0, max_tokens=4, **options).batch(["3 + 4", "Who"])) == 2
+    def test_responses_and_texts(self, made):
+        assert made("ChatOpenAI", use_responses_api=True).invoke(PLAIN[0]).text == PLAIN[1]
+        assert len(made("OpenAI", max_tokens=4).batch(["3 + 4", "Who"])) == 2
 
 
 TASK = {
@@ -139,25 +142,20 @@ CHOOSE = {
 
 @pytest.mark.parametrize("kind", ["chat", "loglikelihood"])
 def test_lm_eval(address, parrot_dir, tmp_path, kind):
-    pytest.importorskip("lm_eval")
-    pytest.importorskip("tenacity")  # of lm_eval[api]
     rows = [{"question": ask, "answer": answer, "wrong": "3 + 4 = 8."} for ask, answer in (PLAIN, WHO)]
     (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     files = {"data_files": {"test": str(tmp_path / "questions.jsonl")}}
     task = TASK | (GENERATE if kind == "chat" else CHOOSE) | {"task": "parrot", "dataset_kwargs": files}
     (tmp_path / "parrot.yaml").write_text(json.dumps(task))  # JSON is YAML
-    if kind == "chat":
-        where = f"base_url={address}/chat/completions,tokenized_requests=False"
-        words = ["--model", "local-chat-completions"]
-    else:
+    model, where = "local-chat-completions", f"base_url={address}/chat/completions,tokenized_requests=False"
+    if kind == "loglikelihood":
+        model = "local-completions"
         where = f"base_url={address}/completions,tokenizer_backend=huggingface,tokenizer={parrot_dir}"
-        words = ["--model", "local-completions"]
-    words += ["--model_args", f"model=parrot,{where}", "--tasks", "parrot", "--apply_chat_template"]
+    words = ["--model", model, "--model_args", f"model=parrot,{where}", "--tasks", "parrot", "--apply_chat_template"]
     words += ["--include_path", str(tmp_path), "--output_path", str(tmp_path / "out")]
     env = {**os.environ, "HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "lm_eval", *words], cwd=tmp_path, env=env, capture_output=True, text=True
-    )
+    command = [sys.executable, "-m", "lm_eval", *words]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (found,) = json.loads(next((tmp_path / "out").rglob("results_*.json")).read_text())["results"].values()
     assert found["exact_match,none" if kind == "chat" else "acc,none"] == 1.0

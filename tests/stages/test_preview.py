@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -87,22 +86,19 @@ def test_a_run_is_previewed_while_it_trains_and_ends_with_the_same_bytes(work: P
         assert all(torch.equal(weights(newest)[name], weight) for name, weight in weights(raw).items())
         assert not all(torch.equal(weights(cooled)[name], weight) for name, weight in weights(raw).items())
         with Live(work) as server:
-            models = {row["id"]: row for row in json.loads(server.get("/api/state"))["models"]}
+            models = {row["id"]: row for row in server.ask(None, "/api/state")[2]["models"]}
             (listed,) = [row for row in models.values() if "still training" in row["label"]]
             assert f"step {HELD} " in listed["label"] and "base model" in listed["label"] and len(models) == 3
             assert {row["template"] for row in models.values()} == {"none"}
             text = "def "
-            answer = server.post(
-                "/v1/chat/completions", {"model": raw.name, "messages": [{"role": "user", "content": text}]}
-            )
+            answer = server.ask({"model": raw.name, "messages": [{"role": "user", "content": text}]})[2]
             ids = Tokenizer.load("models/tokenizer").encode(text)
             assert answer["usage"]["prompt_tokens"] == 1 + len(ids)  # no conversation is laid out
             Path("hold").unlink()
             assert training.wait(60) == 0 and not newest.is_dir()
-            with pytest.raises(Exception, match="50") as error:
-                server.post("/v1/completions", {"model": listed["id"], "prompt": text})
-            assert "is gone" in error.value.read().decode()
-            models = {row["id"] for row in json.loads(server.get("/api/state"))["models"]}
+            status, _, reply = server.ask({"model": listed["id"], "prompt": text}, "/v1/completions")
+            assert status == 404 and "there is no model" in reply["error"]["message"]
+            models = {row["id"] for row in server.ask(None, "/api/state")[2]["models"]}
             assert models - {"base"} == {raw.name, cooled.name}
     finally:
         training.kill()

@@ -1,0 +1,81 @@
+"""`athanor serve` as a process: what keeps it from starting, whom it answers, and how it ends."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from tests.serving.fake_models import endless  # noqa: F401
+from tests.serving.live import PATIENCE, Live, environment
+
+LONG = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 29_000, "stream": True}
+
+
+@pytest.fixture(scope="module")
+def model(endless):
+    return f"--model={endless[0].path}"
+
+
+def refusal(folder, *words: str) -> str:
+    """The line of a server that does not start."""
+    command = [sys.executable, "-m", "athanor", "serve", "--port", "0", *words]
+    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "Fix: " in done.stderr, done
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--memory 0", "--memory: 0.0 is no number above 0"),
+        ("--memory nan", "--memory"),
+        ("--rows -1", "--rows: -1 is no number above 0"),
+        ("--model ./kee", "--model ./kee: no model, experiment or path of this name"),
+        ("--host 300.1.1.1", "300.1.1.1"),
+        ("--port 70000", "--port 70000: no number of a port. Fix: name one from 1 to 65535"),
+        ("--allow-host a:80", "--allow-host a:80: no name of a host"),
+        ("--api-key-file missing", "missing: there is no such file. Fix: write the key into it"),
+        ("--api-key-file key", "key: a key has ASCII letters, digits and signs, no blanks"),
+    ],
+)
+def test_what_cannot_be_started_says_why_in_one_line(tmp_path, words, told):
+    (tmp_path / "key").write_text("ключ\n", encoding="utf-8")  # what a header cannot carry
+    assert told in refusal(tmp_path, *words.split())
+
+
+@pytest.mark.parametrize("source", ["file", "environment"])
+def test_a_key_is_asked_for(tmp_path, model, source):
+    (tmp_path / "key").write_text("key-7\n")
+    words, more = (["--api-key-file", "key"], {}) if source == "file" else ([], {"ATHANOR_API_KEY": "key-7"})
+    with Live(tmp_path, model, *words, **more) as server:
+        assert server.ask(None, "/v1/models")[0] == server.ask(None, "/api/state", Authorization="Bearer a")[0] == 401
+        assert server.ask(None, "/v1/models", Authorization="Bearer key-7")[0] == 200
+
+
+def test_names_that_were_not_allowed_are_refused_and_a_taken_port_is_named(tmp_path, model):
+    with Live(tmp_path, model, "--host", "127.0.0.2", "--allow-host", "Box.local") as server:
+        for name in ("box.LOCAL:80", f"127.0.0.2:{server.port}"):
+            assert server.ask(None, "/v1/models", Host=name)[0] == 200
+        status, _, reply = server.ask(None, "/v1/models", Host="evil.example")
+        assert status == 403 and "127.0.0.2, box.local only" in reply["error"]["message"]
+        assert "add --allow-host evil.example" in reply["error"]["message"]
+        assert f"--port {server.port + 1}" in refusal(tmp_path, "--host", "127.0.0.2", "--port", str(server.port))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_ends_the_server_and_its_engines_also_with_a_stream_open(tmp_path, model, number):
+    with Live(tmp_path, model, "--memory", "8") as server, server.connect() as client:
+        client.sendall(server.raw(LONG))
+        received = client.recv(4096)
+        engines = server.engines()
+        server.process.send_signal(number)
+        while part := client.recv(1 << 20):
+            received = received[-4096:] + part
+        server.process.wait(PATIENCE)
+        assert engines and not psutil.wait_procs(engines, PATIENCE)[1]
+        assert number == signal.SIGKILL or b"server_error" in received
+        assert "Traceback" not in server.said()
