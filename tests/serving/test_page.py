@@ -23,6 +23,7 @@ def test_an_answer_is_shown_as_markdown_and_copied_as_it_was_written(reader):
     for selector, text in (("h2", "Birds"), ("li strong", "parrot"), ("math[display=block] msup", "x2")):
         reader.see(f".prose {selector}", text)
     reader.see(".answer .stats", re.compile(r"^parrot · \d+ tokens · [\d,]+ tokens/s$"))
+    reader.new_chat()
     reader.ask(CODE[0])
     reader.see(".code .hljs-keyword", "def")
     code = "def add(a, b):\n    return a + b  # <b>both</b>"

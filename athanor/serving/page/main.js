@@ -35,7 +35,6 @@ function nextTheme() {
 async function route() {
   if (location.hash === "#/corrections") {
     state.view = "corrections";
-    state.opening = null;
     changed("view", "composer");
     return;
   }

@@ -48,8 +48,7 @@ DOMPurify.addHook("uponSanitizeAttribute", (node, data) => {
   if (data.attrName === "class" && !/^(math|tml-left|tml-right|language-[\w+#.-]+|hljs-[\w -]+_?)$/.test(data.attrValue)) data.keepAttr = false;
 });
 DOMPurify.addHook("afterSanitizeAttributes", (node) => {
-  if (node.nodeName !== "A") return;
-  if (!node.hasAttribute("href")) return;
+  if (node.nodeName !== "A" || !node.hasAttribute("href")) return;
   node.setAttribute("target", "_blank");
   node.setAttribute("rel", "noopener noreferrer");
 });

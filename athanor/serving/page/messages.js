@@ -84,7 +84,7 @@ function arrows(message) {
 }
 
 /** A stored answer; `column` when it stands beside another one. */
-export function answerMessage(message, { column = false, failed = null } = {}) {
+export function answerMessage(message, { column = false } = {}) {
   const label = message.model;
   const article = h("article.message.answer", { "aria-label": `Answer of ${label}`, "data-id": message.id });
   if (column) article.append(h("div.who", {}, label));
@@ -104,7 +104,7 @@ export function answerMessage(message, { column = false, failed = null } = {}) {
       "aria-pressed": String(isTraced(message)), "data-key": `trace-${message.id}` }) : null,
     stats(message, column ? null : label), !column && cut(message)), sources(message) ?? "");
   if (state.correcting?.id === message.id) article.append(correction(message));
-  if (column && !failed) {
+  if (column) {
     article.append(h("button.plain.pick", { onclick: () => pick(message), disabled: Boolean(live()),
       "data-key": `pick-${message.id}`, "aria-label": `Go on with the answer of ${label}` }, "Go on with this one"));
   }
