@@ -37,7 +37,7 @@ function show(id, { card, topics, commit, health }) {
     part("Trained on", sources(tokens)),
     ...lessons(tokens, topics, card, () => dialog),
     part("Checks", checks(tokens, health)),
-    card ? h("button.plain", { onclick: () => (dialog.close(), whole(id, card)) }, "The whole card")
+    card ? h("button.plain", { onclick: () => (dialog.close(), openDialog(`Card of ${id}`, "box whole", h("div.prose", {}, render(card)))) }, "The whole card")
       : h("p.muted", {}, "There is no card beside this model."));
 }
 
@@ -74,8 +74,4 @@ function checks(tokens, health) {
   const alike = rowsOf(tokens, "runtime", "compared with torch").map((row) => row.runtime.replaceAll("_", " "));
   return [worst && line("Training", HEALTH[worst]), behaviour.has("stop") && line("Answers that end by themselves", behaviour.get("stop")),
     alike.length && line("Answers alike in other runtimes", "yes", alike.join(", "))].filter(Boolean);
-}
-
-function whole(id, card) {
-  openDialog(`Card of ${id}`, "box whole", h("div.prose", {}, render(card)));
 }

@@ -89,7 +89,7 @@ export async function retry({ request, models }) {
   const text = request.content;
   // It was given back to where it came from; what else stands there is not part of it.
   const typed = draft(chat.id);
-  if (typed === text || typed.startsWith(`${text}\n\n`)) setDraft(chat.id, typed.slice(text.length).trimStart());
+  if (`${typed}\n\n`.startsWith(`${text}\n\n`)) setDraft(chat.id, typed.slice(text.length).trimStart());
   if (state.editing?.text === text) state.editing = null;
   changed("composer");
   return run(chat, request, chosenModels(), () => putBack(chat, text));

@@ -33,6 +33,12 @@ export function iconButton(name, label, onclick, extra = {}) {
   return h("button.icon", { "aria-label": label, title: label, onclick, ...extra }, icon(name));
 }
 
+/** The name and the tooltip of a button that shows none. */
+export function setLabel(element, text) {
+  element.setAttribute("aria-label", text);
+  element.title = text;
+}
+
 export function setIcon(element, name) {
   element.querySelector("svg")?.remove();
   element.prepend(icon(name));
@@ -127,6 +133,16 @@ export function place(element, button) {
   const below = box.bottom + element.offsetHeight + 12 < innerHeight;
   element.style.left = `${Math.max(8, left)}px`;
   element.style.top = `${below ? box.bottom + 4 : Math.max(8, box.top - element.offsetHeight - 4)}px`;
+}
+
+/** Enter in a field runs `action`, and Shift+Enter begins a new line. */
+export function onEnter(field, action) {
+  field.addEventListener("keydown", (event) => {
+    // Enter also ends the input of a Chinese, Japanese or Korean word; 229 is how some browsers say so.
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing || event.keyCode === 229) return;
+    event.preventDefault();
+    action();
+  });
 }
 
 /** Arrow keys, Home and End among `elements`, one after another in a ring. */

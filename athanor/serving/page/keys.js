@@ -45,7 +45,7 @@ function escape(event) {
   return true;
 }
 
-export function newChat() {
+function newChat() {
   drawer(false);
   location.hash = "#/";
   $("question").focus();

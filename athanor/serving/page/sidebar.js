@@ -130,10 +130,8 @@ function entry(chat) {
 
 function renameField(chat) {
   const field = h("input.rename", { value: titleOf(chat), "aria-label": "Title of the chat", maxlength: "200" });
-  let over = false;
   const close = (keep) => {
-    if (over) return;
-    over = true;
+    if (renaming !== chat.id) return;
     renaming = null;
     const title = field.value.trim();
     if (keep && title && title !== chat.title) {
