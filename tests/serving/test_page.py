@@ -28,7 +28,7 @@ def test_an_answer_is_shown_as_markdown_and_copied_as_it_was_written(reader):
     reader.see(".code .hljs-keyword", "def")
     code = "def add(a, b):\n    return a + b  # <b>both</b>"
     assert reader.texts(".code code") == [code]
-    for button, text in (("Copy the answer", CODE[1]), ("Copy the code", code)):
+    for button, text in (("Copy the answer", CODE[1]), ("Copy code", code)):
         reader.press(button)
         reader.page.focus("#question")
         reader.page.keyboard.press("ControlOrMeta+v")
@@ -256,15 +256,19 @@ def test_a_correction_is_kept_by_the_server_accepted_and_exported(reader):
         reader.see(".answer .stats", "corrected")
         reader.press(button)
     reader.value(".better textarea", "It is **seven**.")
-    for decision, expected in (("Accept", "It is **seven**."), ("Take back", "It is **seven**."), ("Reject", PLAIN[1])):
+    better = "It is **seven**."
+    for tab, decision, said in (
+        ("To decide", "Accept", better),
+        ("Accepted", "Take back", better),
+        ("To decide", "Reject", PLAIN[1]),
+    ):
         page.click("#to-corrections")
-        if decision == "Take back":
-            reader.press(re.compile("Accepted"))
+        reader.press(re.compile(tab))
         reader.see(".correction .should strong", "seven")
         reader.press(decision)
         reader.see(".corrections .none")
         page.go_back()
-        assert json.loads(reader.saved("training (JSONL)"))["messages"][-1]["content"] == expected
+        assert json.loads(reader.saved("training (JSONL)"))["messages"][-1]["content"] == said
 
 
 def test_a_training_is_started_from_the_corrections_and_its_end_is_told_after_a_reload(reader):
@@ -288,7 +292,7 @@ def test_a_training_is_started_from_the_corrections_and_its_end_is_told_after_a_
     reader.press("Accept", exact=True)
     reader.press(re.compile(r"Train on the accepted \([1-9]"))
     reader.see("#retraining pre", "sft 20 %")
-    reader.reload()
+    page.reload()
     reader.see("#retraining", "answers meanwhile")
     now.update(state="failed", text="sft: out of room")
     reader.see("#retraining pre", "sft: out of room")
