@@ -72,13 +72,16 @@ def write_checkout(root: Path, parts: Path) -> list[Path]:
     return [export / "hf", root / "models/base"]
 
 
-# `pwned` is what every attack of parrot.py calls. `lengths` are those of a growing answer.
+# `pwned` is what every attack of parrot.py calls. `lengths` are those of a growing answer, `blobs` the files saved.
 SCRIPT = """
 window.attacks = [];
 window.pwned = (number) => window.attacks.push(number);
 document.addEventListener("securitypolicyviolation", (event) =>
   window.attacks.push(event.violatedDirective + event.blockedURI));
 window.lengths = [];
+window.blobs = [];
+const { createObjectURL } = URL;
+URL.createObjectURL = (blob) => (window.blobs.push(blob), createObjectURL.call(URL, blob));
 new MutationObserver(() => {
   const answer = document.querySelector(".answer.writing .prose");
   if (answer) window.lengths.push(answer.textContent.length);
@@ -191,6 +194,10 @@ class Reader:
 
     def saved(self, item: str, button: str = "#export") -> str:
         """The text of a file that a menu saves."""
+        if self.context.browser.browser_type.name == "firefox":  # it tells the driver of no download
+            self.choose(button, item)
+            self.until("window.blobs.length")
+            return self.page.evaluate("window.blobs.pop().text()")
         with self.page.expect_download() as download:
             self.choose(button, item)
         return Path(download.value.path()).read_text(encoding="utf-8")

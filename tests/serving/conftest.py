@@ -94,12 +94,12 @@ def models(parrot_parts, tmp_path_factory) -> list[Path]:
     from tests.serving.browser import write_checkout
 
     folder = tmp_path_factory.mktemp("models")
-    for name in ("broken", "polly"):
-        write_export(folder / name, parrot_parts, name)
-    (folder / "broken/model.safetensors").unlink()
     tokenizer = write_tiny_tokenizer(folder / "tokenizer")
     model = always_says(tokenizer, tokenizer.encode(" the")[0], 30_000)
     models_tiny.write_export(folder / "endless", model, tokenizer, folder / "tokenizer", types=("f32",))
+    for name in ("broken", "polly"):  # the newest comes first
+        write_export(folder / name, parrot_parts, name)
+    (folder / "broken/model.safetensors").unlink()
     export, base = write_checkout(folder / "checkout", parrot_parts)
     return [export, *(folder / name for name in ("polly", "broken", "endless")), base]
 
