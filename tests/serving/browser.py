@@ -20,7 +20,7 @@ from tests.serving.live import Live
 from tests.serving.parrot import PLAIN, WHO
 
 PATIENCE = 60_000  # milliseconds, for what takes a fraction of a second on a quiet machine
-DESKTOP, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
+Text = str | re.Pattern[str]
 expect.set_options(timeout=PATIENCE)
 
 
@@ -149,7 +149,7 @@ class Reader:
         self.page.goto(f"{self.url}#/")
         self.see(".welcome")
 
-    def see(self, selector: str, text: str | re.Pattern[str] = "", count: int | None = None) -> None:
+    def see(self, selector: str, text: Text = "", count: int | None = None) -> None:
         """Such elements with this text, or so many, come to be seen."""
         found = self.page.locator(selector, has_text=text)
         expect(found.filter(visible=True)).to_have_count(count) if count is not None else expect(
@@ -159,10 +159,10 @@ class Reader:
     def value(self, selector: str, value: str) -> None:
         expect(self.page.locator(selector)).to_have_value(value)
 
-    def press(self, name: str | re.Pattern[str], **how: bool) -> None:
+    def press(self, name: Text, **how: bool) -> None:
         self.page.get_by_role("button", name=name, **how).last.click()
 
-    def choose(self, button: str, item: str | re.Pattern[str]) -> None:
+    def choose(self, button: str, item: Text) -> None:
         """An item of the menu that a button opens."""
         self.page.click(button)
         self.page.locator(".menu button", has_text=item).first.click()

@@ -115,12 +115,14 @@ def server(models, tmp_path_factory):
 @pytest.fixture
 def open_reader(browser):
     """Opens readers; what must never happen is checked of each at the end."""
-    from tests.serving.browser import DESKTOP, Reader, let_driver_evaluate
+    from tests.serving.browser import Reader, let_driver_evaluate
 
     readers = []
 
     def opened(server, **settings) -> Reader:
-        context = browser.new_context(**{"viewport": DESKTOP, "accept_downloads": True} | settings)
+        context = browser.new_context(
+            **{"viewport": {"width": 1280, "height": 800}, "accept_downloads": True} | settings
+        )
         if browser.browser_type.name == "firefox":
             let_driver_evaluate(context)
         readers.append(Reader(context, server.url))

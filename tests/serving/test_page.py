@@ -7,7 +7,6 @@ import re
 
 import pytest
 
-pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install -e '.[test]'")
 from tests.serving.parrot import CODE, MARKDOWN, PLAIN, WHO
 
 pytestmark = pytest.mark.extra

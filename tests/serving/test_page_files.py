@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-import tomllib
-from fnmatch import fnmatch
 from pathlib import Path
 
 import athanor.serving
 
-PAGE = Path(athanor.serving.__file__).parent / "page"
-VENDOR = PAGE / "vendor"
+VENDOR = Path(athanor.serving.__file__).parent / "page/vendor"
 
 
 def test_each_vendored_file_is_the_one_in_the_list_and_comes_with_its_licence():
@@ -24,11 +21,3 @@ def test_each_vendored_file_is_the_one_in_the_list_and_comes_with_its_licence():
     for name, licence, expected in rows:
         assert hashlib.sha256((VENDOR / name).read_bytes()).hexdigest() == expected, name
         assert (VENDOR / licence).stat().st_size > 700
-
-
-def test_the_page_is_part_of_the_package():
-    text = (PAGE.parents[2] / "pyproject.toml").read_text(encoding="utf-8")
-    patterns = tomllib.loads(text)["tool"]["setuptools"]["package-data"]["athanor.serving"]
-    for path in PAGE.rglob("*"):
-        name = path.relative_to(PAGE.parent).as_posix()
-        assert path.is_dir() or any(fnmatch(name, pattern) for pattern in patterns), name

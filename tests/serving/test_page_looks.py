@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install -e '.[test]'")
-from tests.serving.browser import PHONE
 from tests.serving.parrot import CODE, LONG, MARKDOWN
 
 pytestmark = pytest.mark.extra
@@ -86,13 +84,15 @@ WIDE = """() => {
 
 @BOTH
 def test_a_phone_shows_everything_without_sideways_scrolling_and_with_targets_for_thumbs(open_reader, server):
-    reader = open_reader(server, viewport=PHONE, has_touch=True, is_mobile=True, reduced_motion="reduce")
+    reader = open_reader(
+        server, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True, reduced_motion="reduce"
+    )
     page = reader.page
     tap = page.tap if page.context.browser.browser_type.name == "chromium" else page.click  # no fingers in Firefox
     for question in ("x" * 300 + " and\n" + "wide " * 60, MARKDOWN[0], CODE[0]):
         reader.ask(question)
     box = page.locator("#composer").bounding_box()
-    assert page.evaluate(WIDE) == [[], []] and box["y"] + box["height"] <= PHONE["height"]
+    assert page.evaluate(WIDE) == [[], []] and box["y"] + box["height"] <= 844
     tap("#compare")
     reader.ask(MARKDOWN[0])
     reader.see(".pair .which", count=2)

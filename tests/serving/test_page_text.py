@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install -e '.[test]'")
 from tests.serving.parrot import CODE, MARKDOWN, XSS, asking
 
 pytestmark = pytest.mark.extra
