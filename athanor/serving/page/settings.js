@@ -10,7 +10,7 @@ const FIELDS = [
   ["top_k", "Top-k", "Draw among this many likeliest tokens; 0 is all.", 0, 200, 1, 0],
   ["top_p", "Top-p", "Draw among the likeliest tokens that make up this share.", 0.05, 1, 0.05, 1],
   ["min_p", "Min-p", "Leave out tokens below this share of the likeliest one.", 0, 1, 0.01, 0],
-  ["repetition_penalty", "Repetition penalty", "Above 1, words it has used become less likely.", 0.5, 2, 0.05, 1],
+  ["repetition_penalty", "Repetition penalty", "Above 1, words used before become less likely.", 0.5, 2, 0.05, 1],
   ["max_new_tokens", "Longest answer", "In tokens; the model's context is a limit too.", 1, 1024, 1, 256],
   ["seed", "Seed", "Equal seeds give equal answers; empty draws a new one each time."],
 ];
