@@ -35,7 +35,6 @@ def launched(playwright: Playwright, name: str) -> Browser:
 
 
 def serve(folder: Path, models: list[Path], *more: str) -> Live:
-    folder.mkdir(exist_ok=True)
     return Live(folder, *(f"--model={path}" for path in models), *more)
 
 

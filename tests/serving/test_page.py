@@ -278,11 +278,11 @@ def test_a_training_is_started_from_the_corrections_and_its_end_is_told_after_a_
 
     def state(route) -> None:
         answer = route.fetch()
-        route.fulfill(response=answer, json=answer.json() | {"retraining": dict(now)})
+        route.fulfill(response=answer, json=answer.json() | {"retraining": now})
 
     def start(route) -> None:
         now.update(state="running", text="sft 20 %")
-        route.fulfill(status=202, json=now)
+        route.fulfill(json=now)
 
     page.route("**/api/state", state)
     page.route("**/api/retraining", start)

@@ -88,12 +88,11 @@ def test_a_phone_shows_everything_without_sideways_scrolling_and_with_targets_fo
         server, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True, reduced_motion="reduce"
     )
     page = reader.page
-    tap = page.tap if page.context.browser.browser_type.name == "chromium" else page.click  # no fingers in Firefox
     for question in ("x" * 300 + " and\n" + "wide " * 60, MARKDOWN[0], CODE[0]):
         reader.ask(question)
     box = page.locator("#composer").bounding_box()
     assert page.evaluate(WIDE) == [[], []] and box["y"] + box["height"] <= 844
-    tap("#compare")
+    page.click("#compare")
     reader.ask(MARKDOWN[0])
     reader.see(".pair .which", count=2)
     for opener, opened in (
@@ -102,13 +101,13 @@ def test_a_phone_shows_everything_without_sideways_scrolling_and_with_targets_fo
         ("#open-sidebar", "#close-sidebar:focus"),
         ("#open-sidebar", "#to-corrections"),
     ):
-        tap(opener)
+        page.click(opener)
         reader.see(opened)
         assert page.evaluate(WIDE) == [[], []]
         page.keyboard.press("Escape")
     reader.see("#sidebar", count=0)
-    tap("#open-sidebar")
-    tap("#to-corrections")
+    page.click("#open-sidebar")
+    page.click("#to-corrections")
     reader.see(".corrections")
     assert page.evaluate(WIDE) == [[], []]
 

@@ -103,6 +103,7 @@ TEXTS = (
     # what Markdown cannot take is as it was written
     ("text", QUOTES, QUOTES.strip()),
     ("text", LISTS, LISTS),
+    ("text", "call __init__ or iterator.__next__()", "call __init__ or iterator.__next__()"),
     # formulas, those on a line of their own after a "|", and neither prices nor code
     ("math", r"Let $x^2$, \(y_1\) and *so* 2*3 = $a*b$, $c*d$.", ["x2", "y1", "a∗b", "c∗d"]),
     (

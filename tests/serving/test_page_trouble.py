@@ -44,7 +44,7 @@ def test_what_dies_in_the_middle_costs_no_text_and_the_answer_goes_on_after_one_
     open_reader, models, tmp_path, whole
 ):
     with ExitStack() as servers:
-        server = servers.enter_context(serve(tmp_path / "server", models[3:4]))
+        server = servers.enter_context(serve(tmp_path, models[3:4]))
         process = psutil.Process(server.process.pid)
         reader = open_reader(server)
         reader.see("#models button")
@@ -58,7 +58,7 @@ def test_what_dies_in_the_middle_costs_no_text_and_the_answer_goes_on_after_one_
         if whole:
             reader.see("#gone")
             server.process.wait()
-            servers.enter_context(serve(tmp_path / "server", models[3:4], f"--port={server.port}"))
+            servers.enter_context(serve(tmp_path, models[3:4], f"--port={server.port}"))
             reader.see("#gone", count=0)
         reader.press("Try again")
         reader.until(f"window.lengths.at(-1) > {len(said) + 50}")
@@ -68,7 +68,7 @@ def test_what_dies_in_the_middle_costs_no_text_and_the_answer_goes_on_after_one_
 
 
 def test_nothing_to_serve_says_how_to_make_a_model(open_reader, tmp_path):
-    with serve(tmp_path / "server", []) as server:
+    with serve(tmp_path, []) as server:
         reader = open_reader(server)
         reader.see(".command", "make repro")
         reader.see("#send:disabled")
@@ -77,7 +77,7 @@ def test_nothing_to_serve_says_how_to_make_a_model(open_reader, tmp_path):
 def test_a_server_with_a_key_asks_for_it_until_it_is_right_and_keeps_it_for_the_tab(open_reader, models, tmp_path):
     key = tmp_path / "key"
     key.write_text("open-sesame", encoding="utf-8")
-    with serve(tmp_path / "server", models[:1], f"--api-key-file={key}") as server:
+    with serve(tmp_path, models[:1], f"--api-key-file={key}") as server:
         reader = open_reader(server)
         for typed, seen in (("wrong", "dialog span:text('That key was not right')"), ("open-sesame", "#model-0")):
             reader.page.fill("#key", typed)
