@@ -59,9 +59,9 @@ function lessons(tokens, topics, card, dialog) {
       bar(parseFloat(sft) / 100), h("span.figure", {}, sft),
       taught && question && h("button.example", { onclick: () => (dialog().close(), submit(question)) }, question));
   };
-  const scores = rowsOf(tokens, "category", "sft").filter(({ category }) => category !== "all")
-    .sort((a, b) => parseFloat(b.sft) - parseFloat(a.sft));
-  const all = rowsOf(tokens, "category", "sft").find(({ category }) => category === "all");
+  const rows = rowsOf(tokens, "category", "sft");
+  const all = rows.find(({ category }) => category === "all");
+  const scores = rows.filter((one) => one !== all).sort((a, b) => parseFloat(b.sft) - parseFloat(a.sft));
   const taught = scores.filter(({ category }) => known.get(category)?.taught ?? true);
   return [part(known.size ? "What it was taught" : "What it was asked", taught.map(row), `Right answers to questions it had not seen (± standard error)${all ? `; of all ${all.items}: ${all.sft}` : ""}. Press a question to ask it.`),
     part("Not taught, only read", scores.filter((score) => !taught.includes(score)).map(row), "What its texts alone have left. As chance: no better than a blind guess.")];
