@@ -76,12 +76,12 @@ function number(field, model, set) {
     ? { min: low === 0.05 ? 0.01 : low, step: "any" } : { min: 0, max: 2 ** 32 - 1, step: 1, placeholder: "random" } });
   const slider = h("input", { type: "range", min: low, max: (name === "max_new_tokens" && model?.context_tokens) || high, step,
     tabindex: "-1", "aria-label": label });
-  const take = ({ value }) => {
-    input.classList.toggle("wrong", !input.validity.valid);
-    if (input.validity.valid) set(name, value === "" || (slides && Number(value) === Number(usual)) ? null : Number(value));
+  const take = () => {
+    const { value, validity } = input;
+    if (validity.valid) set(name, value === "" || (slides && Number(value) === Number(usual)) ? null : Number(value));
   };
-  slider.addEventListener("input", () => ((input.value = slider.value), take(input)));
-  input.addEventListener("input", () => take(input));
+  slider.addEventListener("input", () => ((input.value = slider.value), take()));
+  input.addEventListener("input", take);
   input.addEventListener("blur", () => (input.value ||= usual));
   const fill = (own = usual) => {
     slider.value = own;
