@@ -79,6 +79,7 @@ def test_answering_again_and_asking_in_other_words_make_variants_to_leaf_through
     reader.see(".bubble", PLAIN[0])
     reader.reload()
     reader.see(".bubble", PLAIN[0])
+    assert reader.chat()["sampling"] == {}
 
 
 def test_settings_reach_the_model_and_stay_with_the_chat(reader):

@@ -90,6 +90,8 @@ def test_a_phone_shows_everything_without_sideways_scrolling_and_with_targets_fo
     page = reader.page
     for question in ("x" * 300 + " and\n" + "wide " * 60, MARKDOWN[0], CODE[0]):
         reader.ask(question)
+    reader.press("Where is this from?")
+    reader.see(".origins", "tokens stand in the training data")
     box = page.locator("#composer").bounding_box()
     assert page.evaluate(WIDE) == [[], []] and box["y"] + box["height"] <= 844
     page.click("#compare")
