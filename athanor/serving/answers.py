@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import logging
 import time
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from athanor.base.errors import AthanorError, InputError
 from athanor.decoding.prompting import end_ids
-from athanor.llamacpp.engine import EngineDied
+from athanor.llamacpp.engine import Engine, EngineDied
 from athanor.llamacpp.stream import Refused
 from athanor.serving.fields import ALIASES, SAMPLERS
 from athanor.serving.prompting import Asked, Prompt, laid_out
@@ -28,7 +27,7 @@ AT_ONCE, WAITING = 4, 256  # answers of one request at a time; events that wait 
 # llama.cpp's own defaults are others.
 NEUTRAL = {"temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0, "repeat_penalty": 1, "samplers": SAMPLERS}
 NO_JSON, FORCING = "Z", 1000  # no JSON begins with it, so a schema that is followed forbids it against any bias
-_followed: set[str] = set()  # digests of schemas that llama.cpp could compile
+_followed: set[int] = set()  # hashes of schemas that llama.cpp could compile
 
 
 async def events(models: Models, name: str, asked: Asked, body: Mapping[str, Any]) -> AsyncGenerator[Event]:
@@ -44,7 +43,8 @@ async def events(models: Models, name: str, asked: Asked, body: Mapping[str, Any
             loading.cancel()
         kind = "request"
         prompt = await laid_out(served, asked, body.pop("n_predict", None))
-        await _check(served, body)
+        if schema := body.get("json_schema"):
+            await _check(served.engine, schema)
         start = {"type": "start", "prompt_tokens": len(prompt.ids), "forgotten": prompt.forgotten}
         defaults = {ALIASES.get(setting, setting): value for setting, value in served.defaults.items()}
         body = {**NEUTRAL, **defaults, **body}
@@ -129,20 +129,14 @@ async def _piece(served: Served, number: int) -> str:
     return data.decode(errors="backslashreplace") or served.tokenizer.processor.id_to_piece(number)
 
 
-async def _check(served: Served, body: Mapping[str, Any]) -> None:
+async def _check(engine: Engine, schema: Mapping[str, Any]) -> None:
     """InputError for a schema that llama.cpp cannot follow: it would pass over it."""
-    schema = body.get("json_schema")
-    if schema is None:
+    if (digest := hash(json.dumps(schema, sort_keys=True))) in _followed:
         return
-    digest = hashlib.sha256(json.dumps(schema, sort_keys=True).encode()).hexdigest()
-    if digest in _followed:
-        return
-    ids = (await served.engine.ask("/tokenize", {"content": NO_JSON, "add_special": False}))["tokens"]
+    ids = (await engine.ask("/tokenize", {"content": NO_JSON, "add_special": False}))["tokens"]
     ask = {"prompt": ids, "n_predict": 1, "temperature": 0, "json_schema": schema, "return_tokens": True}
     try:
-        made = await served.engine.ask(
-            "/completion", {**ask, "logit_bias": [[ids[-1], FORCING]], "cache_prompt": False}
-        )
+        made = await engine.ask("/completion", {**ask, "logit_bias": [[ids[-1], FORCING]], "cache_prompt": False})
         reason = "llama.cpp cannot compile it" if made["tokens"][:1] == ids[-1:] else ""
     except Refused as error:
         reason = error.what

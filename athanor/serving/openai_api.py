@@ -50,7 +50,7 @@ def openai_routes(models: Models, limit: Limit) -> list[Route]:
         name = models.available(name or models.default()).id
         if len(prompts) * len(settings) > MAX_TEXTS:
             raise wrong(route.question, f"1 to {MAX_TEXTS} answers in one request")
-        more = {"echo": True} if echo and route is fields.COMPLETION else {}
+        more = {"echo": echo and route is fields.COMPLETION}
         sources = [events(models, name, prompt, each | more) for prompt in prompts for each in settings]
         reply = shape(name, len(sources), len(settings), bool(options.get("include_usage")))
         async with AsyncExitStack() as stack:
