@@ -28,12 +28,23 @@ Questions = Callable[[Mapping[str, Any]], tuple[list[Asked], list[str]]]  # a bo
 def openai_routes(models: Models, limit: Limit) -> list[Route]:
     """The routes; beyond `limit` a request is refused until others end (429)."""
 
+    def cards() -> dict[str, dict[str, Any]]:
+        return {
+            state["id"]: {
+                "id": state["id"],
+                "object": "model",
+                "created": int(state["created"] or 0),
+                "owned_by": "athanor",
+                "athanor": {name: state[name] for name in ("label", "state", "reason", *SHAPE, "defaults")},
+            }
+            for state in models.states()
+        }
+
     async def list_models(request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [_model_card(state) for state in models.states()]})
+        return JSONResponse({"object": "list", "data": [*cards().values()]})
 
     async def get_model(request: Request) -> Response:
-        name = models.available(request.path_params["name"]).id
-        return JSONResponse(next(_model_card(state) for state in models.states() if state["id"] == name))
+        return JSONResponse(cards()[models.available(request.path_params["name"]).id])
 
     async def respond(request: Request, shape: type[shapes.Chat], questions: Questions) -> Response:
         body, route = await read(request), shape.route
@@ -122,8 +133,3 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, None]) -> Non
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-
-
-def _model_card(state: dict[str, Any]) -> dict[str, Any]:
-    card = {"id": state["id"], "object": "model", "created": int(state.get("created") or 0), "owned_by": "athanor"}
-    return card | {"athanor": {key: state[key] for key in ("label", "state", "reason", *SHAPE, "defaults")}}

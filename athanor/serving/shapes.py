@@ -175,9 +175,7 @@ def _said(text: str, logprobs: Sequence[Row]) -> Row:
 
 def facts(parts: Sequence[Row]) -> Row:
     """What our replies say beyond OpenAI's."""
-    tokens, seconds = sum(part["tokens"] for part in parts), max(part["seconds"] for part in parts)
-    speed = round(tokens / seconds, 1) if seconds else None
-    return {"tokens_per_second": speed, "forgotten_exchanges": max(part["forgotten"] for part in parts)}
+    return {"forgotten_exchanges": max(part["forgotten"] for part in parts)}
 
 
 def sse(value: Row) -> str:
