@@ -8,17 +8,15 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from athanor.base.errors import AthanorError, InputError
 from athanor.decoding.prompting import end_ids
 from athanor.llamacpp.engine import Engine, EngineDied
 from athanor.llamacpp.stream import Refused
 from athanor.serving.fields import ALIASES, SAMPLERS
+from athanor.serving.models import Models, Served
 from athanor.serving.prompting import Asked, Prompt, laid_out
-
-if TYPE_CHECKING:
-    from athanor.serving.models import Models, Served
 
 logger = logging.getLogger(__name__)
 Event = dict[str, Any]

@@ -150,7 +150,8 @@ async def _metrics(models: Models) -> str:
     for name, engine in models.engines().items():
         label = f"{{model={json.dumps(name, ensure_ascii=False)}}} "
         with contextlib.suppress(AthanorError, ConnectionError):  # one that is ending
-            numbers += [line.replace(" ", label, 1) for line in (await engine.metrics()).splitlines() if line[0] != "#"]
+            lines = (await engine.metrics()).splitlines()
+            numbers += [line.replace(" ", label, 1) for line in lines if not line.startswith("#")]
     return "".join(f"{line}\n" for line in numbers)
 
 

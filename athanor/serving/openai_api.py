@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
@@ -16,13 +16,10 @@ from athanor.serving import fields, shapes
 from athanor.serving.about import SHAPE
 from athanor.serving.answers import events, merged
 from athanor.serving.models import Models
-from athanor.serving.prompting import MAX_CHARS, Asked, conversation, messages_of
 from athanor.serving.requests import EventStream, Limit, Refused, flag, kind, read, text, wrong
 
-MAX_TEXTS = 128  # answers of one request to /v1/completions
 # Hugging Face's client names no model so, or gives the server's address as one.
 NO_MODEL = ("dummy", "tgi", "http://", "https://")
-Questions = Callable[[Mapping[str, Any]], tuple[list[Asked], list[str]]]  # a body's prompts, and the names left out
 
 
 def openai_routes(models: Models, limit: Limit) -> list[Route]:
@@ -46,11 +43,11 @@ def openai_routes(models: Models, limit: Limit) -> list[Route]:
     async def get_model(request: Request) -> Response:
         return JSONResponse(cards()[models.available(request.path_params["name"]).id])
 
-    async def respond(request: Request, shape: type[shapes.Chat], questions: Questions) -> Response:
+    async def respond(request: Request, shape: type[shapes.Chat]) -> Response:
         body, route = await read(request), shape.route
         if body.get(route.question) is None:
             raise Refused(400, f"{route.question}: Field required", code="missing_required_parameter")
-        prompts, left_out = questions(body)
+        prompts, left_out = shape.questions(body)
         stream, echo = (flag(name, body.get(name) or False) for name in ("stream", "echo"))
         options = kind("stream_options", body.get("stream_options") or {}, dict, "an object")
         settings, ignored = fields.asked(body, route)
@@ -59,8 +56,8 @@ def openai_routes(models: Models, limit: Limit) -> list[Route]:
         if name is not None and text("model", name, 500).startswith(NO_MODEL):
             name, ignored = None, [*ignored, "model"]
         name = models.available(name or models.default()).id
-        if len(prompts) * len(settings) > MAX_TEXTS:
-            raise wrong(route.question, f"1 to {MAX_TEXTS} answers in one request")
+        if len(prompts) * len(settings) > shapes.MAX_TEXTS:
+            raise wrong(route.question, f"1 to {shapes.MAX_TEXTS} answers in one request")
         more = {"echo": echo and route is fields.COMPLETION}
         sources = [events(models, name, prompt, each | more) for prompt in prompts for each in settings]
         reply = shape(name, len(sources), len(settings), bool(options.get("include_usage")))
@@ -73,47 +70,14 @@ def openai_routes(models: Models, limit: Limit) -> list[Route]:
                 return EventStream(reply.lines(rows), stack.pop_all().aclose, fields.header(ignored))
             return JSONResponse(reply.whole(), headers=fields.header(ignored))
 
-    shaped = {
-        "chat/completions": (shapes.Chat, _messages),
-        "completions": (shapes.Completion, _prompts),
-        "responses": (shapes.Response, _input),
-    }
     return [
         Route("/v1/models", list_models),
         Route("/v1/models/{name:path}", get_model),
         *(
-            Route(f"/v1/{path}", partial(respond, shape=shape, questions=questions), methods=["POST"])
-            for path, (shape, questions) in shaped.items()
+            Route(f"/v1/{shape.path}", partial(respond, shape=shape), methods=["POST"])
+            for shape in (shapes.Chat, shapes.Completion, shapes.Response)
         ),
     ]
-
-
-def _messages(body: Mapping[str, Any]) -> tuple[list[Asked], list[str]]:
-    messages, left_out = conversation("messages", messages_of("messages", body["messages"]))
-    return [messages], left_out
-
-
-def _input(body: Mapping[str, Any]) -> tuple[list[Asked], list[str]]:
-    given, rules = body["input"], body.get("instructions")
-    rows = [{"role": "user", "content": given}] if isinstance(given, str) else given
-    rules = "" if rules is None else text("instructions", rules, MAX_CHARS)
-    messages, left_out = conversation("input", messages_of("input", rows), rules)
-    if body.get("n") not in (None, 1):
-        raise Refused(400, "n: /v1/responses makes one answer; ask /v1/chat/completions for more")
-    return [messages], left_out
-
-
-def _prompts(body: Mapping[str, Any]) -> tuple[list[Asked], list[str]]:
-    """A text or several, to continue as they are, without the chat's template. Ids of tokens will do as well."""
-    given = body["prompt"]
-    several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
-    prompts = given if several else [given]
-    for prompt in prompts[: MAX_TEXTS + 1]:
-        if not isinstance(prompt, list):
-            text("prompt", prompt, MAX_CHARS)
-        elif not all(type(each) is int and 0 <= each < 1 << 31 for each in prompt):
-            raise wrong("prompt", "a text, a list of texts, ids of tokens, or a list of lists of ids")
-    return prompts, []
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, None]) -> None:

@@ -6,16 +6,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby, takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from athanor.base.errors import InputError
 from athanor.decoding.prompting import TOO_LONG, fit
+from athanor.serving.models import Served
 from athanor.serving.requests import Refused, text, wrong
 from athanor.text.conversations import Message
 from athanor.tokenizer.chat import prompt_ids
-
-if TYPE_CHECKING:
-    from athanor.serving.models import Served
 
 RESERVE_SHARE = 0.25  # of the context, kept free for an answer at the cost of the oldest exchanges
 MAX_MESSAGES, MAX_CHARS = 1000, 1 << 18  # of one request

@@ -1,18 +1,20 @@
-"""Replies of OpenAI's protocol, whole and as the lines of a stream, from the events of the answers."""
+"""The ways to ask by OpenAI's protocol: what each reads, and its replies, whole and as the lines of a stream."""
 
 from __future__ import annotations
 
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
 from athanor.decoding.prompting import TOO_LONG
 from athanor.serving.fields import CHAT, COMPLETION, RESPONSE
-from athanor.serving.requests import Refused, fault
+from athanor.serving.prompting import MAX_CHARS, Asked, conversation, messages_of
+from athanor.serving.requests import Refused, fault, text, wrong
 
+MAX_TEXTS = 128  # answers of one request to /v1/completions
 Row = dict[str, Any]
 Events = AsyncGenerator[tuple[int, Row]]
 
@@ -23,7 +25,13 @@ class Chat:
     A part is one answer as far as it has come: its events "start" and "end", and the text between them.
     """
 
-    route, prefix, kinds = CHAT, "chatcmpl", ("chat.completion", "chat.completion.chunk")
+    path, route, prefix, kinds = "chat/completions", CHAT, "chatcmpl", ("chat.completion", "chat.completion.chunk")
+
+    @staticmethod
+    def questions(body: Mapping[str, Any]) -> tuple[list[Asked], list[str]]:
+        """The prompts of a body, and the fields that are left out of them."""
+        messages, left_out = conversation("messages", messages_of("messages", body["messages"]))
+        return [messages], left_out
 
     def __init__(self, model: str, answers: int, each: int, usage: bool) -> None:
         self.model, self.each, self.usage = model, each, usage
@@ -105,7 +113,20 @@ class Chat:
 class Completion(Chat):
     """/v1/completions: the same, with plain text and the older form of log-probabilities."""
 
-    route, prefix, kinds = COMPLETION, "cmpl", ("text_completion", "text_completion")
+    path, route, prefix, kinds = "completions", COMPLETION, "cmpl", ("text_completion", "text_completion")
+
+    @staticmethod
+    def questions(body: Mapping[str, Any]) -> tuple[list[Asked], list[str]]:
+        """A text or several, to continue as they are, without the chat's template. Ids of tokens will do as well."""
+        given = body["prompt"]
+        several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
+        prompts = given if several else [given]
+        for prompt in prompts[: MAX_TEXTS + 1]:
+            if not isinstance(prompt, list):
+                text("prompt", prompt, MAX_CHARS)
+            elif not all(type(each) is int and 0 <= each < 1 << 31 for each in prompt):
+                raise wrong("prompt", "a text, a list of texts, ids of tokens, or a list of lists of ids")
+        return prompts, []
 
     def said(self, event: Row) -> Row:
         return {"text": event.get("text", "")}
@@ -123,7 +144,17 @@ class Completion(Chat):
 class Response(Chat):
     """/v1/responses: text in, text out; nothing is kept. The events of its stream are numbered and named."""
 
-    route, prefix, number = RESPONSE, "resp", -1
+    path, route, prefix, number = "responses", RESPONSE, "resp", -1
+
+    @staticmethod
+    def questions(body: Mapping[str, Any]) -> tuple[list[Asked], list[str]]:
+        given, rules = body["input"], body.get("instructions")
+        rows = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        rules = "" if rules is None else text("instructions", rules, MAX_CHARS)
+        messages, left_out = conversation("input", messages_of("input", rows), rules)
+        if body.get("n") not in (None, 1):
+            raise Refused(400, "n: /v1/responses makes one answer; ask /v1/chat/completions for more")
+        return [messages], left_out
 
     def whole(self) -> Row:
         (part,) = self.parts
