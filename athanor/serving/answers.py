@@ -16,7 +16,7 @@ from athanor.llamacpp.engine import Engine, EngineDied
 from athanor.llamacpp.stream import Refused
 from athanor.serving.fields import ALIASES, SAMPLERS
 from athanor.serving.models import Models, Served
-from athanor.serving.prompting import Asked, Prompt, laid_out
+from athanor.serving.prompting import Asked, laid_out
 
 logger = logging.getLogger(__name__)
 Event = dict[str, Any]
@@ -40,16 +40,16 @@ async def events(models: Models, name: str, asked: Asked, body: Mapping[str, Any
         finally:
             loading.cancel()
         kind = "request"
-        prompt = await laid_out(served, asked, body.pop("n_predict", None))
+        ids, limit, forgotten = await laid_out(served, asked, body.pop("n_predict", None))
         if schema := body.get("json_schema"):
             await _check(served.engine, schema)
-        start = {"type": "start", "prompt_tokens": len(prompt.ids), "forgotten": prompt.forgotten}
+        start = {"type": "start", "prompt_tokens": len(ids), "forgotten": forgotten}
         defaults = {ALIASES.get(setting, setting): value for setting, value in served.defaults.items()}
         body = {**NEUTRAL, **defaults, **body}
-        body |= {"prompt": prompt.ids, "n_predict": prompt.limit, "return_tokens": True}
+        body |= {"prompt": ids, "n_predict": limit, "return_tokens": True}
         make = _echoed if body.pop("echo", False) else _made
         started = time.monotonic()
-        made = await stack.enter_async_context(aclosing(make(served, asked, prompt, body)))
+        made = await stack.enter_async_context(aclosing(make(served, asked, body)))
         async for event in made:
             if start:  # not before llama.cpp has taken it: until then a refusal can be a status
                 yield start
@@ -67,11 +67,11 @@ async def events(models: Models, name: str, asked: Asked, body: Mapping[str, Any
         await stack.aclose()
 
 
-async def _made(served: Served, asked: Asked, prompt: Prompt, body: Mapping[str, Any]) -> AsyncGenerator[Event]:
+async def _made(served: Served, asked: Asked, body: Mapping[str, Any]) -> AsyncGenerator[Event]:
     ends = set(end_ids(served.tokenizer)) if served.tokenizer else set()
     tokens, reason, likely = 0, "", []
     top = body.get("n_probs")
-    if not prompt.limit:
+    if not body["n_predict"]:
         yield {"type": "end", "reason": "length", "tokens": 0}
         return
     ask = body if top is None else {**body, "n_probs": max(1, top)}  # to llama.cpp 0 is none
@@ -97,17 +97,17 @@ async def _made(served: Served, asked: Asked, prompt: Prompt, body: Mapping[str,
     yield {"type": "end", "reason": reason, "tokens": tokens}
 
 
-async def _echoed(served: Served, asked: Asked, prompt: Prompt, body: Mapping[str, Any]) -> AsyncGenerator[Event]:
+async def _echoed(served: Served, asked: Asked, body: Mapping[str, Any]) -> AsyncGenerator[Event]:
     """The prompt with the answer, and log-probabilities of the tokens of both: none for the first one."""
     made: Mapping[str, Any] = {"tokens": [], "content": "", "stop_type": "limit"}
-    if prompt.limit:
+    if body["n_predict"]:
         made = await served.engine.ask("/completion", body)
-    ids, top, likely = [*prompt.ids, *made["tokens"]], body.get("n_probs"), []
+    ids, top, likely = [*body["prompt"], *made["tokens"]], body.get("n_probs"), []
     if top is not None:
         for number, value, tops in [(ids[0], None, []), *await served.engine.score(ids, top)]:
             others = [{"token": await _piece(served, other), "logprob": each} for other, each in tops]
             likely.append({"token": await _piece(served, number), "logprob": value, "top_logprobs": others})
-    text = asked if isinstance(asked, str) else await _text(served, prompt.ids)
+    text = asked if isinstance(asked, str) else await _text(served, body["prompt"])
     tokens, reason = len(made["tokens"]), "length" if made["stop_type"] == "limit" else "stop"
     yield {"type": "text", "text": text + made["content"], "tokens": tokens, "logprobs": likely}
     yield {"type": "end", "reason": reason, "tokens": tokens}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import groupby, takewhile
 from typing import Any
 
@@ -22,17 +22,9 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 Asked = str | Sequence[int] | Sequence[Message]
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """Ids to continue, how many may follow, and how many of the oldest exchanges were left out to fit."""
-
-    ids: list[int]
-    limit: int
-    forgotten: int = 0
-
-
-async def laid_out(served: Served, asked: Asked, limit: int | None) -> Prompt:
-    """The prompt for messages, a text or ids. InputError for one that does not fit, or roles the template has not.
+async def laid_out(served: Served, asked: Asked, limit: int | None) -> tuple[list[int], int, int]:
+    """The prompt for messages, a text or ids: ids to continue, how many may follow, and how many of the oldest exchanges
+    were left out to fit. InputError for one that does not fit, or roles the template has not.
 
     A last assistant message is the beginning of the answer: its ids follow the opening, as they did in training. A
     text begins as a document of the pretraining did.
@@ -48,7 +40,7 @@ async def laid_out(served: Served, asked: Asked, limit: int | None) -> Prompt:
         raise InputError("it is empty", where="prompt", fix="send a text, or ids")
     if len(ids) >= (context := served.context_tokens):
         raise InputError(f"{TOO_LONG} {context} tokens, and the prompt has {len(ids)}", fix="shorten the prompt")
-    return Prompt(ids, min(limit, context - len(ids)), forgotten)
+    return ids, min(limit, context - len(ids)), forgotten
 
 
 def _lay_out(served: Served, asked: Asked, limit: int, ask: Callable[..., Any]) -> tuple[list[int], int]:
