@@ -18,6 +18,7 @@ from athanor.serving.answers import events, merged
 from athanor.serving.models import Models
 from athanor.serving.requests import EventStream, Limit, Refused, flag, kind, read, text, wrong
 
+LOOK_SECONDS = 0.5  # between looks for the client of an answer that comes whole
 # Hugging Face's client names no model so, or gives the server's address as one.
 NO_MODEL = ("dummy", "tgi", "http://", "https://")
 
@@ -81,19 +82,13 @@ def openai_routes(models: Models, limit: Limit) -> list[Route]:
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, None]) -> None:
-    """Do `work`, which is cancelled when the client closes the connection. Its body has been read already."""
-
-    async def gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    tasks = done, _ = asyncio.create_task(work), asyncio.create_task(gone())
+    """Do `work`, which is cancelled soon after the client closes the connection."""
+    task = asyncio.create_task(work)
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if not done.done():
-            raise Refused(499, "the client has gone")
-        done.result()
+        while not (await asyncio.wait({task}, timeout=LOOK_SECONDS))[0]:
+            if await request.is_disconnected():
+                raise Refused(499, "the client has gone")
+        task.result()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+        task.cancel()
+        await asyncio.wait({task})
