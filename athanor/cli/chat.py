@@ -183,9 +183,9 @@ def _usage_hint(out: Path) -> str:
 
 def main() -> int:
     if not sys.argv[1:] or sys.argv[1].startswith("-"):
-        from athanor.serving import terminal
+        from athanor.cli import chat_terminal
 
-        return terminal.main()
+        return chat_terminal.main()
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="athanor chat", description=__doc__, formatter_class=formatter)
     commands = parser.add_subparsers(

@@ -33,7 +33,7 @@ from athanor.runtime.overview import NOTE
 from athanor.runtime.redact import redact
 from athanor.runtime.store import EXPERIMENT
 from athanor.runtime.store_check import trouble
-from athanor.serving.discover import EXPORTED, AvailableModel, discover, materialise
+from athanor.serving.discover import AvailableModel, discover, materialise
 from athanor.serving.files import FACTS_FILE
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _model(root: Path, value: str) -> AvailableModel:
         raise InputError(error.what, where=value, fix=error.fix) from None
     wanted = (model for model in found if model.path == str(export / HF_DIR) or model.fetch and not own)
     model = next(wanted, None)
-    if model is None or model.kind != EXPORTED:
+    if model is None:
         raise InputError("no export of this pipeline", where=value, fix=f"athanor repro; it makes {EXPORT}")
     if model.problem:
         raise InputError(model.problem, where=value)

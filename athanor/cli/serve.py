@@ -18,10 +18,10 @@ import os
 import re
 import socket
 import sys
-from functools import partial
 from pathlib import Path
 
 from athanor.base.errors import InputError
+from athanor.base.host import free_memory_bytes
 from athanor.runtime.machine import anchor, machine
 from athanor.serving.feedback import FILE, Feedback
 
@@ -59,21 +59,16 @@ def run(args: argparse.Namespace) -> int:
     import uvicorn
 
     from athanor.serving.app import HOST_NAME, LOOPBACK, Connection, Server, build_app
-    from athanor.serving.discover import Local, discover
-    from athanor.serving.experiments import unexported
-    from athanor.serving.memory import GIB, default_memory_bytes
-    from athanor.serving.models import Models
+    from athanor.serving.discover import unexported
+    from athanor.serving.models import GIB, Models
     from athanor.serving.page_api import page_routes
     from athanor.serving.retraining import Retraining
-    from athanor.serving.running import running
+    from athanor.serving.running import Catalog
 
     root, settings = anchor(), machine()
     key = read_key(args.api_key_file)
     listeners = listen_all(args.host, args.port)  # requests wait until the models are listed
-    # Before the models: what comes while they are looked at is seen afterwards.
-    changed = (lambda: None) if args.model else Local(root).changed
-    served = discover(root, args.model)
-    undone = tuple if args.model else partial(running, root)
+    listed = Catalog(root, args.model)
     for name in args.allow_host:
         if not HOST_NAME.fullmatch(name):
             fix = "name it as in an address, without port: my-machine.local"
@@ -81,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     local = is_loopback(args.host)
     hosts = tuple(dict.fromkeys([*LOOPBACK, *(name.lower() for name in (url_host(args.host), *args.allow_host))]))
     hosts = hosts if local or not key else ()
-    memory = default_memory_bytes() if args.memory is None else int(args.memory * GIB)
+    memory = free_memory_bytes() // 2 if args.memory is None else int(args.memory * GIB)
     feedback = Feedback(root / args.feedback)
 
     # Who else could reach the server starts nothing here.
@@ -90,8 +85,8 @@ def run(args: argparse.Namespace) -> int:
 
     def app() -> object:  # inside the event loop, to which the models belong
         models = Models(
-            served, memory_bytes=memory, root=root, threads=settings.threads, rows=args.rows,
-            cache_bytes=int(args.cache * GIB), accelerator=settings.device != "cpu", running=undone, local=changed,
+            listed, root, memory, threads=settings.threads, rows=args.rows, cache_bytes=int(args.cache * GIB),
+            accelerator=settings.device != "cpu",
         )  # fmt: skip
         return build_app(
             models,
@@ -104,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
 
     lines = [
         f"  {entry.id:<24} {entry.label}{f'  (cannot be served: {entry.problem})' if entry.problem else ''}"
-        for entry in (*served, *undone())
+        for entry in listed()
     ]
     print("\n".join(["models:", *lines] if lines else ["no model yet: make repro makes one, or name one with --model"]))
     if missing_exports := unexported(root) if not args.model else []:

@@ -60,12 +60,14 @@ def start_server(
     key: str = "",
     socket: str = "",
     lora: Sequence[str] = (),
+    template: str = "",
 ) -> Any:
     """A server for `rows` answers side by side; it ends when nobody refers to it any more. ImportError without xllamacpp.
 
     exact: fp32 cache and no flash attention, otherwise llama.cpp's own defaults. accelerator: it may use one.
     key: asked of every request, since others on this machine could speak to the port, too. socket: the path of a Unix
     socket in place of a port; a file that an earlier server left there makes the start fail. lora: GGUF files of adapters.
+    template: for chats, in place of the file's.
     """
     import xllamacpp
 
@@ -84,6 +86,8 @@ def start_server(
     if socket:
         params.hostnames = [socket]
         params.endpoint_slots = params.endpoint_metrics = True
+    if template:
+        params.chat_template = template
     adapters = []
     for adapter in lora:
         info = xllamacpp.CommonAdapterLoraInfo()

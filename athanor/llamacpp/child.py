@@ -24,11 +24,9 @@ def write(**row: Any) -> None:
 
 def main() -> None:
     job = json.loads(sys.stdin.readline())
-    options = {
-        name: job[name] for name in ("context_tokens", "rows", "threads", "exact", "accelerator", "lora", "socket")
-    }
+    path = job.pop("path")
     try:
-        server = start_server(job["path"], **options)
+        server = start_server(path, **job)
     except (ImportError, RuntimeError, ValueError, OSError) as error:
         write(failed=str(error) or type(error).__name__)
         return
@@ -40,7 +38,7 @@ def main() -> None:
             if scorer is None:
                 from athanor.llamacpp.scoring import Scorer
 
-                scorer = Scorer(job["path"], job["context_tokens"])
+                scorer = Scorer(path, job["context_tokens"])
             write(id=request["id"], scored=scorer.score(request["score"], request["top"]))
         except AthanorError as error:
             write(id=request["id"], failed=str(error))

@@ -32,7 +32,8 @@ LINE_BYTES = 1 << 26  # of a line with log-probabilities
 
 @dataclass(frozen=True)
 class Job:
-    """A model and how it is run. `rows`: answers at a time; `exact`: fp32 cache, no flash attention."""
+    """A model and how it is run. `rows`: answers at a time; `exact`: fp32 cache, no flash attention; `template`: in place
+    of the file's."""
 
     path: str
     context_tokens: int
@@ -41,6 +42,7 @@ class Job:
     exact: bool = False
     accelerator: bool = False
     lora: tuple[str, ...] = ()
+    template: str = ""
 
 
 class EngineDied(AthanorError):

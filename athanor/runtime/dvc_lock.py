@@ -46,7 +46,7 @@ def stages(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     data = path.read_bytes()
-    entries = _parsed(data)
+    entries = parsed(data)
     if entries is None:
         if _conflict(data):
             fix = f"git checkout --ours {LOCK}, then run dvc repro"
@@ -73,7 +73,7 @@ def built_params(root: Path, stage: str) -> dict[str, Any]:
 def torn(root: Path) -> Iterator[Path]:
     """Each dvc.lock of the checkout, its side graphs' included, that DVC cannot read."""
     for path in files(root):
-        if path.is_file() and _parsed(data := path.read_bytes()) is None and not _conflict(data):
+        if path.is_file() and parsed(data := path.read_bytes()) is None and not _conflict(data):
             yield path
 
 
@@ -81,7 +81,7 @@ def keep(root: Path) -> None:
     """Copy each lock file that is not torn, to restore it from when it is."""
     for path in files(root):
         copy = _copy(root, path)
-        if path.is_file() and (data := path.read_bytes()) and _parsed(data) is not None:
+        if path.is_file() and (data := path.read_bytes()) and parsed(data) is not None:
             if not copy.is_file() or copy.read_bytes() != data:
                 write_bytes(copy, data)
 
@@ -207,7 +207,7 @@ def _is_list_of_locks(path: Path) -> bool:
         return False
 
 
-def _parsed(data: bytes) -> dict[str, Any] | None:
+def parsed(data: bytes) -> dict[str, Any] | None:
     """The stages of a lock file, or None where DVC's schema refuses it."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError

@@ -47,7 +47,7 @@ def rows(data: bytes) -> Iterator[dict[str, Any]]:
     for line in data.splitlines():
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(row, dict):
             yield row

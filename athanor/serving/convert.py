@@ -8,16 +8,15 @@ writes FOLDER/model.gguf in F32 with its tokenizer. A process of its own: it nee
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
-from athanor.base.artifacts import new_dir
+from athanor.base.artifacts import new_dir, sha256_bytes
 from athanor.base.errors import AthanorError, InputError
 from athanor.export.llamacpp import QUIET_ENVIRONMENT, ROOT
-from athanor.serving.about import file_states
 from athanor.serving.discover import AvailableModel
 from athanor.tokenizer.tokenizer import MODEL_FILE
 
@@ -26,28 +25,21 @@ KEPT = 8  # conversions; of a checkpoint each is asked for once or twice
 
 
 async def gguf_of(root: Path, model: AvailableModel) -> Path:
-    """The GGUF file of a model, made once for each state of its files."""
+    """The GGUF file of a model, made once unless its files change."""
     if (path := Path(model.base or model.path)).is_file():
         return path
-    states = await asyncio.to_thread(file_states, model)
-    target = root / FOLDER / hashlib.sha256(f"{path}\n{states}".encode()).hexdigest()[:16]
+    target = root / FOLDER / sha256_bytes(f"{path} {model.created}".encode())[:16]
     if not (target / FILE).is_file():
         target.parent.mkdir(parents=True, exist_ok=True)
         for old in sorted(target.parent.iterdir(), key=lambda folder: -folder.stat().st_mtime)[KEPT - 1 :]:
             shutil.rmtree(old, ignore_errors=True)
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "athanor.serving.convert", str(path), str(target), cwd=root,
-            stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, start_new_session=True,
-            env=os.environ | QUIET_ENVIRONMENT | {"PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
-        try:
-            _, said = await process.communicate()
-        except asyncio.CancelledError:
-            process.kill()
-            raise
-        if process.returncode:
-            reason = said.decode(errors="replace").strip().rpartition("\n")[2] or f"status {process.returncode}"
-            raise InputError(reason, where=model.id)
+        command = [sys.executable, "-P", "-m", "athanor.serving.convert", str(path), str(target)]
+        environment = os.environ | QUIET_ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
+        done = await asyncio.to_thread(
+            subprocess.run, command, cwd=root, env=environment, capture_output=True, text=True, start_new_session=True
+        )
+        if done.returncode:
+            raise InputError(done.stderr.strip().rpartition("\n")[2] or f"status {done.returncode}", where=model.id)
     return target / FILE
 
 

@@ -1,7 +1,7 @@
 """What people say about answers, thumbs and corrections: a file of JSON lines, one for each change.
 
 Of the rows of one message the last counts. Several processes may use the file: each call holds its lock. A line is
-written with fsync; one that a crash tore is passed over and named. Numbers of rows are not used again: of a chat that
+written with fsync; one that a crash tore was never acknowledged, and is passed over. Numbers of rows are not used again: of a chat that
 is deleted they stay.
 """
 
@@ -9,25 +9,24 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from athanor.base.artifacts import fsync_dir, write_bytes
-from athanor.base.errors import InputError, ParamsError
+from athanor.base.errors import InputError
 from athanor.base.strict import build
+from athanor.runtime import journal
 from athanor.runtime.locks import lock
 from athanor.text.conversations import Message
 
 FILE = ".athanor/feedback.jsonl"
 STATUSES = ("candidate", "accepted", "rejected")
 OWNER_ONLY = 0o600
-Row = dict[str, Any]  # the fields of `Said`, "id", "at" and "status"
-Lines = list[tuple[bytes, Row]]  # without their newlines; what follows the last newline is the last one
+Row = dict[str, Any]  # the fields of `Said`, "id", "at" and "status"; of a deleted chat the id alone
 
 
 @dataclass(frozen=True)
@@ -46,9 +45,6 @@ class Said:
     correction: str | None = None
 
 
-FIELDS = {"id", "at", "status", *Said.__dataclass_fields__}
-
-
 class Unknown(InputError):
     """There is no correction of that number."""
 
@@ -64,17 +60,16 @@ class Unusable(InputError):
 class Feedback:
     """One file, made when it is first used. Its methods may be called from any thread; they wait for the disk.
 
-    `Unusable` where the file cannot be used, `Unknown` for numbers that there are none of, InputError for what does not fit.
+    `Unusable` where the file cannot be used, `Unknown` for numbers that there are none of, InputError or ParamsError for what does not fit.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._named: set[bytes] = set()
 
     def rows(self) -> list[Row]:
         """The last row of each message, in the order of their numbers (`id`)."""
-        with self._open() as (_, _, rows):
-            return list(rows.values())
+        with self._open() as (_, rows):
+            return _last(rows)
 
     def corrections(self, status: str | None = None) -> list[Row]:
         """The rows with a correction, all or those of one status."""
@@ -90,15 +85,12 @@ class Feedback:
         """Accept or reject a correction, or make it a candidate again."""
         if status not in STATUSES:
             raise InputError(f"no status '{status}'", where="status", fix=f"one of {', '.join(STATUSES)}")
-        with self._open() as (file, lines, rows):
-            return self._append(file, lines, _correction(rows.values(), number) | {"status": status})
+        with self._open() as (file, rows):
+            return self._append(file, _correction(_last(rows), number) | {"status": status})
 
     def record(self, said: Mapping[str, Any]) -> Row:
         """Judge an answer (the fields of `Said`). A correction makes it a candidate, the same one again changes nothing."""
-        try:
-            row = asdict(build(Said, said, "feedback"))
-        except ParamsError as error:
-            raise InputError(error.what, where=error.where, fix="reload the page") from None
+        row = asdict(build(Said, said, "feedback"))
         correction = row["correction"] = row["correction"] if (row["correction"] or "").strip() else None
         if correction and row["verdict"] != "down":
             fix = 'send "verdict": "down" with it'
@@ -106,49 +98,42 @@ class Feedback:
         if correction and correction.strip() == row["answer"].strip():
             fix = "write what it should have said"
             raise InputError("the correction is the answer itself", where="correction", fix=fix)
-        with self._open() as (file, lines, rows):
-            old = rows.get(row["message"], {})
-            status = old["status"] if correction and correction == old.get("correction") else "candidate"
-            number = old.get("id") or 1 + max((row["id"] for _, row in lines if row), default=0)
-            return self._append(file, lines, {"id": number, **row, "status": status if correction else None})
+        with self._open() as (file, rows):
+            new = {"id": 1 + max((old["id"] for old in rows), default=0), "correction": None, "status": None}
+            old = next((old for old in _last(rows) if old["message"] == row["message"]), new)
+            status = old["status"] if correction == old["correction"] else "candidate" if correction else None
+            return self._append(file, {"id": old["id"], **row, "status": status})
 
     def forget(self, chat: str) -> None:
         """Take out what was said in a chat. The file has its old content or the new one, never a part."""
-        with self._open() as (_, lines, _):
-            if any(row.get("chat") == chat for _, row in lines):
+        with self._open() as (_, rows):
+            if any(row.get("chat") == chat for row in rows):
                 # Without damaged lines: one may be of that chat.
-                kept = [_line({"id": row["id"]} if row.get("chat") == chat else row) for _, row in lines if row]
+                kept = [_line({"id": row["id"]} if row.get("chat") == chat else row) for row in rows]
                 write_bytes(self.path, b"".join(kept), OWNER_ONLY)
 
     @contextmanager
-    def _open(self) -> Iterator[tuple[BinaryIO, Lines, dict[str, Row]]]:
-        """The file, locked, its lines, and the last row of each message. What is written comes behind the lines."""
+    def _open(self) -> Iterator[tuple[BinaryIO, list[Row]]]:
+        """The file, locked, and all its rows. What is written comes behind them."""
         try:
             with os.fdopen(lock(self.path, lambda _: None, OWNER_ONLY), "r+b") as file:
-                lines = [(line, self._row(number, line)) for number, line in enumerate(file.read().split(b"\n"), 1)]
-                yield file, lines, {row["message"]: row for _, row in lines if "message" in row}
+                yield file, [row for row in journal.rows(file.read()) if isinstance(row.get("id"), int)]
         except OSError as error:
             fix = "look for a full disk or missing rights"
             raise Unusable(f"cannot be used ({error.strerror or error})", where=self.path, fix=fix) from None
 
-    def _row(self, number: int, line: bytes) -> Row:
-        """The row in a line; an empty one for a damaged line, which is named once."""
-        with suppress(ValueError, AttributeError, RecursionError):
-            row = json.loads(line)
-            if row.keys() in (FIELDS, {"id"}) and isinstance(row["id"], int):
-                return Row(row)
-        if line and line not in self._named:
-            self._named.add(line)
-            print(f"{self.path}: line {number} is damaged and passed over: {line[:60]!r}", file=sys.stderr)
-        return {}
-
-    def _append(self, file: BinaryIO, lines: Lines, row: Row) -> Row:
-        row = row | {"at": datetime.now(UTC).isoformat(timespec="seconds")}
-        file.write(b"\n" * bool(lines[-1][0]) + _line(row))  # the last line has no newline where it is torn
+    def _append(self, file: BinaryIO, row: Row) -> Row:
+        row |= {"at": datetime.now(UTC).isoformat(timespec="seconds")}
+        file.write(_line(row))
         file.flush()
         os.fsync(file.fileno())
         fsync_dir(self.path.parent)
         return row
+
+
+def _last(rows: Iterable[Row]) -> list[Row]:
+    """The last row of each message."""
+    return list({row["message"]: row for row in rows if "message" in row}.values())
 
 
 def _correction(rows: Iterable[Row], number: int) -> Row:
@@ -159,4 +144,5 @@ def _correction(rows: Iterable[Row], number: int) -> Row:
 
 
 def _line(row: Row) -> bytes:
-    return json.dumps(row, ensure_ascii=False).encode(errors="replace") + b"\n"
+    # The newline comes first: it closes a line that was torn.
+    return b"\n" + json.dumps(row, ensure_ascii=False).encode(errors="replace")

@@ -8,6 +8,7 @@ import stat
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from athanor.base.errors import InputError
 from athanor.export.gguf_reader import read_header
@@ -17,26 +18,31 @@ from athanor.tokenizer.tokenizer import MODEL_FILE, Tokenizer
 
 FACTS_FILE, CONFIG, WEIGHTS = "athanor.json", "config.json", "model.safetensors"
 MAX_BYTES = 64 << 20  # of a file that is read whole while looking; the largest, a tokenizer, has some megabytes
-ADAPTED = "base.gguf"  # what a LoRA in the same folder is added to
+ADAPTED, TEMPLATE = "base.gguf", "chat_template.jinja"  # what a LoRA in the same folder is added to, and its layout
 
 
 def read_bounded(path: Path) -> bytes:
     """Content of a file. InputError for a pipe or device, which may block or have no end, and for a very large file."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise InputError("not an ordinary file", where=path, fix="export or fetch it again")
-        if status.st_size > MAX_BYTES:
-            raise InputError(f"larger than {MAX_BYTES >> 20} MiB", where=path, fix="export or fetch it again")
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
+            what = f"not an ordinary file of at most {MAX_BYTES >> 20} MiB"
+            raise InputError(what, where=path, fix="export or fetch it again")
         return file.read(MAX_BYTES)
 
 
-def own_problem(files: Mapping[str, Path], facts_file: str = FACTS_FILE, stage: str = "export") -> str:
+def read_object(path: Path) -> dict[str, Any]:
+    """A bounded file of JSON that is an object."""
+    return dict(json.loads(read_bounded(path)))
+
+
+def own_problem(files: Mapping[str, Path], facts_file: str = FACTS_FILE) -> str:
+    """Of an export, or of a base model, whose facts are in its configuration."""
     for name in (facts_file, CONFIG, MODEL_FILE, WEIGHTS):
         if name not in files or not files[name].is_file():
-            return f"{name} is missing. Fix: make it again: dvc repro {stage}"
-    facts = json.loads(read_bounded(files[facts_file]))
-    facts = facts.get("facts", facts)  # of a stage's own weights they stand beside the shape
+            return f"{name} is missing. Fix: make it again: athanor repro"
+    facts = read_object(files[facts_file])
+    facts = facts.get("facts", facts)  # of a stage's own weights they are below the shape
     return _mismatch_problem(facts.get("tokenizer_digest"), facts.get("template_hash"), files[MODEL_FILE])
 
 
@@ -45,32 +51,36 @@ def gguf_problem(path: Path) -> str:
     if path.suffix != ".gguf":
         return f"{path.name} is no .gguf file. Fix: name a .gguf file or the directory of an export"
     header = read_header(path)
-    if header.get("general.type") == "adapter":
+    if (kind := header.get("general.type", "model")) == "adapter":
         base = path.with_name(ADAPTED)
         fix = f"write it by llama.cpp's convert_hf_to_gguf.py as {base}"
         return "" if base.is_file() else f"it is a LoRA, and its base is missing. Fix: {fix}"
-    if header.get("general.type", "model") != "model":
-        return f"it holds no model but a part of one ({header['general.type']})"
+    if kind != "model":
+        return f"it holds no model but a part of one ({kind})"
     if "athanor.template_hash" not in header:
         return ""
-    tokenizer = tokenizer_beside(path)
-    if tokenizer is None:
+    if (tokenizer := tokenizer_beside(path)) is None:
         return f"its tokenizer is not beside it. Fix: put the export's {HF_DIR}/{MODEL_FILE} into {path.parent}"
     return _mismatch_problem(header.get("athanor.tokenizer_digest"), header["athanor.template_hash"], tokenizer)
 
 
 def tokenizer_beside(path: Path) -> Path | None:
-    """The SentencePiece model of one of our GGUF files, as the export lays it out or right beside it."""
+    """The SentencePiece model of one of our GGUF files, as the export lays it out or in the same folder."""
     candidates = (path.parent / HF_DIR / MODEL_FILE, path.parent / MODEL_FILE)
     return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
+def template_beside(adapter: Path) -> str:
+    """The chat template that a LoRA was trained with; "" where only its base has one."""
+    path = adapter.parent / HF_DIR / TEMPLATE
+    return read_bounded(path).decode() if path.is_file() else ""
+
+
 def _mismatch_problem(tokenizer: str | None, template: str | None, path: Path) -> str:
-    actual_digest, actual_template = identity(read_bounded(path))
-    if tokenizer != actual_digest:
-        return f"it was trained with another tokenizer ({tokenizer}) than the one beside it ({actual_digest})"
-    if template != actual_template:
-        return f"it was trained with another chat template ({template}) than this code renders ({actual_template})"
+    own, rendered = identity(read_bounded(path))
+    for name, wanted, here in (("tokenizer", tokenizer, own), ("chat template", template, rendered)):
+        if wanted != here:
+            return f"it was trained with another {name} ({wanted}) than the one here ({here})"
     return ""
 
 

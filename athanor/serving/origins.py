@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-from athanor.base.artifacts import MANIFEST, manifest_digest, read_manifest
+from athanor.base.artifacts import MANIFEST, manifest_digest
 from athanor.base.errors import InputError
 from athanor.base.work import Facts
-from athanor.export.places import BASE, HF_DIR, is_base
+from athanor.export.places import HF_DIR, is_base
 from athanor.origins.documents import trained_on
 from athanor.origins.index import ready
 from athanor.origins.replacing import at_work, not_here
 from athanor.origins.tracing import Tracer
 from athanor.runtime.locks import locked
 from athanor.serving.discover import ODD, AvailableModel
-from athanor.serving.files import FACTS_FILE, read_bounded
+from athanor.serving.files import FACTS_FILE, read_object
 from athanor.serving.retraining import FOLDER, LOCK
 
 # By its name in the lineage: what a model learned from, and the models of this checkout whose steps are told.
@@ -30,9 +29,9 @@ MOST_TOKENS = 100_000_000  # that are indexed while somebody waits at a page: a 
 _one_at_a_time = threading.Lock()
 
 
-def trace(model: AvailableModel, text: str) -> Facts:
-    """The parts of a text that stand in what the model was trained on; InputError where that is not known here."""
-    root = _checkout(model)
+def trace(root: Path, model: AvailableModel, text: str) -> Facts:
+    """The parts of a text that are in what the model was trained on; InputError where that is not here."""
+    _check(root, model)
     with _one_at_a_time:
         tracer = _tracer(root, *(_digest(root / folder) for folder in (DATA | WEIGHTS).values()))
     return tracer.trace(text).as_json()
@@ -47,34 +46,24 @@ def _tracer(root: Path, *digests: str) -> Tracer:
     return Tracer(root)
 
 
-def _checkout(model: AvailableModel) -> Path:
-    """The checkout that holds the model and what it was trained on."""
-    path = Path(model.path)
-    if is_base(path):  # its other data are its fine-tuned model's
-        if read_manifest(path, "model", 1)["parents"]["shards"] != _digest(path.parents[1] / DATA["shards"]):
-            raise _made_else(path.parents[1], DATA["shards"], model, "dvc repro pretrain")
-        return path.parents[1]
-    removed_base = path.as_posix().endswith(f"/{BASE}")  # its process still answers while pretraining runs again
-    root = path.parents[1 if removed_base else 2] if len(path.parents) > 2 else path
-    # A checkpoint lies deeper than an export.
-    root = next((folder.parent for folder in path.parents if folder.name == ".athanor"), root)
+def _check(root: Path, model: AvailableModel) -> None:
+    """InputError unless the checkout holds what the model was trained on."""
+    path, wanted = Path(model.path), DATA | WEIGHTS
     lineage: Mapping[str, str] = {}
-    for file in (path / FACTS_FILE, path.parent / HF_DIR / FACTS_FILE):
-        with suppress(*ODD):
-            lineage = lineage or json.loads(read_bounded(file))["lineage"]
-    for name, folder in (DATA | WEIGHTS).items():
+    with suppress(*ODD):
+        if is_base(path):  # its other data are its fine-tuned model's
+            wanted = {"shards": DATA["shards"]}
+            lineage = read_object(path / MANIFEST)["parents"]
+        else:
+            facts = (path if path.is_dir() else path.parent / HF_DIR) / FACTS_FILE
+            lineage = read_object(facts)["lineage"]
+    for name, folder in wanted.items():
         here = _digest(root / folder)
         if lineage.get(name) != here and (here or name in DATA):
+            # Between two stages no run is alive, and a training that the page has started is still at work.
+            stages = at_work(root) or ["athanor repro"] * locked(root / FOLDER / LOCK)
             fix = "dvc checkout or dvc pull; for an experiment's model first dvc exp apply"
-            raise _made_else(root, folder, model, fix)
-    return root
-
-
-def _made_else(root: Path, folder: Path, model: AvailableModel, fix: str) -> InputError:
-    # Between two stages no run is alive, and a training that the page has started is still at work.
-    stages = at_work(root) or ["athanor repro"] * locked(root / FOLDER / LOCK)
-    stages = [] if model.fetch else stages  # its data are another experiment's
-    return not_here(MADE_ELSE.format(folder), model.id, fix, stages)
+            raise not_here(MADE_ELSE.format(folder), model.id, fix, [] if model.fetch else stages)
 
 
 def _digest(folder: Path) -> str:

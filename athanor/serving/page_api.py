@@ -8,14 +8,13 @@ from __future__ import annotations
 import json
 from asyncio import to_thread
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from athanor.base.errors import InputError
 from athanor.origins.tracing import MAX_CHARS
 from athanor.serving import origins
 from athanor.serving.about import about
@@ -33,13 +32,11 @@ FORWARDED = {"forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-
 
 
 def page_routes(models: Models, feedback: Feedback, limit: Limit, retraining: Retraining | None = None) -> list[Route]:
-    """`retraining`: None where the page may start none."""
+    """`retraining`: None where the page may start none. Functions that are no coroutines run in threads."""
 
     async def state(request: Request) -> Response:
-        models.refresh()
-        now = {"models": models.states(), "default_model": None}
-        with suppress(InputError):
-            now["default_model"] = models.default()
+        rows = models.states()
+        now = {"models": rows, "default_model": models.default() if rows else None}
         return JSONResponse(now | {"retraining": retraining and await to_thread(retraining.state)})
 
     async def retrain(request: Request) -> Response:
@@ -55,7 +52,9 @@ def page_routes(models: Models, feedback: Feedback, limit: Limit, retraining: Re
 
     async def trace(request: Request) -> Response:
         said = text("text", (await read(request)).get("text"), MAX_CHARS)
-        return JSONResponse(await to_thread(origins.trace, models.available(request.path_params["model"]), said))
+        return JSONResponse(
+            await to_thread(origins.trace, models.root, models.available(request.path_params["model"]), said)
+        )
 
     async def answer(request: Request) -> Response:
         body = await read(request)
@@ -81,12 +80,12 @@ def page_routes(models: Models, feedback: Feedback, limit: Limit, retraining: Re
     async def judge(request: Request) -> Response:
         return JSONResponse(await to_thread(feedback.record, await read(request)))
 
-    async def forget(request: Request) -> Response:
-        await to_thread(feedback.forget, request.query_params.get("chat", ""))
+    def forget(request: Request) -> Response:
+        feedback.forget(request.query_params.get("chat", ""))
         return Response(status_code=204)
 
-    async def corrections(request: Request) -> Response:
-        return JSONResponse({"corrections": await to_thread(feedback.corrections)})
+    def corrections(request: Request) -> Response:
+        return JSONResponse({"corrections": feedback.corrections()})
 
     async def settle(request: Request) -> Response:
         status = (await read(request)).get("status")

@@ -1,14 +1,11 @@
 """Training on the accepted corrections, started by the page: a process of its own that outlives the page and the server.
 
-    python -m athanor.serving.retraining FEEDBACK HANDLE
-
-writes the corrections where training reads them and runs `athanor repro`. It holds a lock while it runs, so that there
-is one at a time (HANDLE is the open file); its log and its end lie beside the lock.
+A shell writes the corrections where training reads them and runs `athanor repro`. It holds a lock while it runs, so that
+there is one at a time; its log, whose last line says how it ended, lies in the folder of the lock.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import re
@@ -17,15 +14,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from athanor.base.artifacts import read_json, write_json
-from athanor.base.errors import AthanorError, InputError
+from athanor.base.errors import InputError
 from athanor.origins.replacing import at_work
 from athanor.runtime.dvc_view import busy
 from athanor.runtime.locks import locked
 from athanor.runtime.redact import redact
 
-FOLDER, LOCK, LOG, END = Path(".athanor/retraining"), "lock", "log", "end.json"
-ROWS = "corpus/corrections.jsonl"
+FOLDER, LOCK, LOG, ROWS = Path(".athanor/retraining"), "lock", "log", "corpus/corrections.jsonl"
+SCRIPT = f'"$0" -m athanor chat export {ROWS} --write --feedback "$1" && "$0" -m athanor repro; echo "ended with $?"'
+DONE = "ended with 0"
 PRIVATE = ("ATHANOR_API_KEY", "DVC_ROOT")  # the server's own
 TAIL_BYTES, MOST_LINES = 16_384, 4
 REASON = r"^(?!.*Training continues without).*(ERROR:|\bFix:)"  # that one is of a tracking store
@@ -48,16 +45,15 @@ class Retraining:
         """Start it and return its state; Running while one is at work, or the pipeline by another command."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / LOCK, "ab") as lock:
+            at = busy(self.root / ".dvc/tmp") or ", ".join(at_work(self.root))
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                fix = "wait for its end, or end it: athanor stop"
-                raise Running("a training is under way", where="retraining", fix=fix) from None
-            if at := busy(self.root / ".dvc/tmp") or ", ".join(at_work(self.root)):
-                what = f"the pipeline runs in this checkout: {at}"
-                raise Running(what, where="retraining", fix="wait for its end, or end it: athanor stop")
-            (self.folder / END).unlink(missing_ok=True)
-            command = [sys.executable, "-m", "athanor.serving.retraining", str(self.feedback), str(lock.fileno())]
+                at = at or "athanor repro"
+            if at:
+                what, fix = f"a training is under way here: {at}", "wait for its end, or end it: athanor stop"
+                raise Running(what, where="retraining", fix=fix)
+            command = ["sh", "-c", SCRIPT, sys.executable, str(self.feedback)]
             environment = {name: value for name, value in os.environ.items() if name not in PRIVATE}
             with open(self.folder / LOG, "wb") as log:
                 subprocess.Popen(
@@ -73,40 +69,18 @@ class Retraining:
             return {"state": "none", "text": ""}
         if locked(self.folder / LOCK):
             return {"state": "running", "text": _tail(path, 1)}
-        end: dict[str, Any] = {}
-        with contextlib.suppress(AthanorError):
-            end = read_json(self.folder / END)
-        if end.get("status") == 0:
-            return {"state": "done", "text": _tail(path, MOST_LINES, SCORE), "taught": end.get("taught", 0)}
+        if _tail(path, 1) == DONE:
+            rows = self.root / ROWS
+            taught = rows.read_bytes().count(b"\n") if rows.is_file() else 0
+            return {"state": "done", "text": _tail(path, MOST_LINES, SCORE), "taught": taught}
         # DVC prints the reason before its closing lines.
         return {"state": "failed", "text": _tail(path, MOST_LINES, REASON) or _tail(path, MOST_LINES)}
 
 
-def _tail(path: Path, lines: int, of: str = "") -> str:
+def _tail(path: Path, lines: int, of: str = ".") -> str:
     """The last lines of a log in which `of` is found, without what steers a terminal."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-        text = file.read().decode("utf-8", "replace")
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
-    said = [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip() and re.search(of, line)]
+        text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.read().decode("utf-8", "replace"))
+    said = [line.strip() for line in re.split(r"[\r\n]+", text) if re.search(of, line.strip())]
     return redact("\n".join(said[-lines:]))
-
-
-def main() -> int:
-    feedback, handle = sys.argv[1], int(sys.argv[2])
-    status = 1
-    try:
-        for words in (["chat", "export", ROWS, "--write", "--feedback", feedback], ["repro"]):
-            status = subprocess.run([sys.executable, "-m", "athanor", *words], pass_fds=[handle]).returncode
-            if status:
-                break
-    finally:
-        rows = Path(ROWS)
-        write_json(
-            FOLDER / END, {"status": status, "taught": len(rows.read_bytes().splitlines()) if rows.is_file() else 0}
-        )
-    return status
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,14 +1,19 @@
-"""List models still in training: the newest checkpoint of each training that runs, and what `athanor preview` has made.
+"""What a running server lists: the models of its checkout as they come and go, then those still in training.
 
-A checkpoint is listed without being copied, so the training may drop it for a newer one before anybody asks it. No torch.
+Of a training that runs that is the newest checkpoint, and what `athanor preview` has made. A checkpoint is listed without
+being copied, so the training may drop it for a newer one before anybody asks it. No torch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
+from athanor.base.errors import InputError
 from athanor.export.places import (
+    HF_DIR,
     ORIGIN,
     PREVIEWS,
     STAGES,
@@ -20,11 +25,36 @@ from athanor.export.places import (
     whole_checkpoints,
 )
 from athanor.runtime.locks import locked
-from athanor.serving.discover import CHECKPOINT, EXPORTED, ODD, AvailableModel
-from athanor.serving.files import WEIGHTS
+from athanor.serving.discover import ODD, AvailableModel, described, discover
 
 UNDONE = "undone"  # the `source` of such a model
 CONTINUES = "none"  # in place of the name of a template: the model goes on with a text
+
+
+class Catalog:
+    """The models to serve, looked at again once a file of theirs was made, replaced or removed.
+
+    Without a change a call costs one stat for each folder of models, and a look at the trainings. With `requested`
+    (`--model`) it is about these alone.
+    """
+
+    def __init__(self, root: Path, requested: Sequence[str] = ()) -> None:
+        self.root, self.requested = root.resolve(), requested
+        self._found = discover(self.root, requested)
+        self._seen: list[tuple[int, int]] = []
+
+    def __call__(self) -> list[AvailableModel]:
+        if (states := self._states()) != self._seen:
+            self._seen = states  # from before: what changes meanwhile is seen by the next call
+            with suppress(InputError):  # what --model names is gone: perhaps it is made again right now
+                self._found = discover(self.root, self.requested)
+        return [*self._found, *([] if self.requested else running(self.root))]
+
+    def _states(self) -> list[tuple[int, int]]:
+        own = (*self.root.glob("models/*"), *self.root.glob(f"models/*/{HF_DIR}"))
+        places = {*own, *(Path(model.path) for model in self._found)}
+        found = [path.stat() for path in sorted(places) if path.exists()]
+        return [(stat.st_ino, stat.st_mtime_ns) for stat in found]  # a file that is replaced changes that of its folder
 
 
 def running(root: Path) -> list[AvailableModel]:
@@ -39,16 +69,17 @@ def running(root: Path) -> list[AvailableModel]:
     return sorted(models, key=lambda model: -model.created)
 
 
-def template_of(path: Path) -> dict[str, str]:
-    """{"template": CONTINUES} where it is known that nobody has taught the model to answer."""
-    return {"template": CONTINUES} if is_base(path) or origin(path).get("stage") == "pretrain" else {}
+def continues(path: Path) -> bool:
+    """Whether nobody has taught the model to answer, so that it goes on with a text."""
+    return is_base(path) or origin(path).get("stage") == "pretrain"
 
 
 def _model(path: Path) -> AvailableModel:
     about, at_work = origin(path), is_checkpoint(path)
     state = "still training" if at_work else f"cooled down in {about['cooled']:,} steps" if "cooled" in about else "raw"
-    base = "; a base model: it goes on with your text" if template_of(path) else ""
-    name = f"{about['stage']}-{slot_folder(path).name[:8]}-{path.name}" if at_work else path.name
-    created = (path / (TENSORS if at_work else WEIGHTS)).stat().st_mtime
+    base = "; a base model: it goes on with your text" if continues(path) else ""
     label = f"{about['stage']} step {about['step']:,} ({state}{base})"
-    return AvailableModel(name, label, str(path), CHECKPOINT if at_work else EXPORTED, UNDONE, created)
+    if not at_work:
+        return replace(described(path, UNDONE, ""), id=path.name, label=label)
+    name = f"{about['stage']}-{slot_folder(path).name[:8]}-{path.name}"
+    return AvailableModel(name, label, str(path), UNDONE, (path / TENSORS).stat().st_mtime)

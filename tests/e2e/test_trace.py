@@ -160,12 +160,12 @@ def served(path: Path) -> AvailableModel:
 def test_a_server_traces_for_the_export_of_this_checkout_alone(micro, tmp_path: Path) -> None:
     export, text = micro.path / "models/export", "That place is unknown to me."
     for path in (export / "hf", *export.glob("*.gguf")):
-        assert origins.trace(served(path), text)["found"] == 14
+        assert origins.trace(micro.path, served(path), text)["found"] == 14
     elsewhere = tmp_path / "models/export/hf"
     elsewhere.mkdir(parents=True)
     (elsewhere / "athanor.json").write_bytes((export / "hf/athanor.json").read_bytes())
     with pytest.raises(InputError, match="data/shards is not here as this model was made from it"):
-        origins.trace(served(elsewhere), text)
+        origins.trace(tmp_path, served(elsewhere), text)
 
 
 def test_an_index_of_other_data_makes_room_and_a_lost_one_is_made_again(micro, tracer) -> None:

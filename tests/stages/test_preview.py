@@ -97,7 +97,7 @@ def test_a_run_is_previewed_while_it_trains_and_ends_with_the_same_bytes(work: P
             Path("hold").unlink()
             assert training.wait(60) == 0 and not newest.is_dir()
             status, _, reply = server.ask({"model": listed["id"], "prompt": text}, "/v1/completions")
-            assert status >= 500 and "is gone" in reply["error"]["message"]
+            assert status == 404 and "there is no model" in reply["error"]["message"]
             models = {row["id"] for row in server.ask(None, "/api/state")[2]["models"]}
             assert models - {"base"} == {raw.name, cooled.name}
     finally:

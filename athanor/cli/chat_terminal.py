@@ -14,13 +14,14 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import aclosing, suppress
+from typing import Any
 
-from athanor.base.errors import AthanorError, InputError
+from athanor.base.errors import AthanorError
 from athanor.runtime.machine import anchor, machine
 from athanor.serving.answers import events
-from athanor.serving.discover import AvailableModel, discover
+from athanor.serving.discover import discover
 from athanor.serving.fields import PAGE, asked
-from athanor.serving.models import Models
+from athanor.serving.models import Models, Served
 from athanor.text.conversations import Message
 
 OPTIONS = (
@@ -43,16 +44,20 @@ HELP = """\
 class Terminal:
     """Reads lines, prints answers. Ctrl-C while a line is typed drops the line, and during an answer the rest of it."""
 
-    def __init__(self, models: Models, options: argparse.Namespace, name: str) -> None:
+    def __init__(self, models: Models, options: argparse.Namespace) -> None:
         values = {option: getattr(options, option) for option, _, _ in OPTIONS}
         ((self.settings,), _) = asked(values, PAGE)
-        self.models, self.name, self.system = models, name, options.system
+        self.models, self.name, self.system = models, models.default(), options.system
         self.interactive, self.to_terminal = sys.stdin.isatty(), sys.stdout.isatty()
         self.turns: list[Message] = []
 
+    async def loaded(self) -> Served:
+        async with self.models.using(self.name) as served:
+            return served
+
     def run(self, runner: asyncio.Runner) -> None:
         """Read and answer lines until /exit or the end of the input."""
-        served = runner.run(self.models.served(self.name))
+        served = runner.run(self.loaded())
         if self.interactive:
             with suppress(ImportError):
                 import readline  # noqa: F401  line editing and history for input()
@@ -93,44 +98,31 @@ class Terminal:
         settings = dict(self.settings)
         if "seed" in settings:  # another turn draws other numbers; the same conversation repeats itself
             settings["seed"] += len(self.turns)
-        started, said, tokens, forgotten, reason = time.monotonic(), "", 0, 0, "stopped"
+        started, said = time.monotonic(), ""
+        last: dict[str, Any] = {"reason": "stopped", "tokens": 0, "forgotten": 0}
         print(end="model: " if self.interactive else "", flush=True)
-        try:
+        with suppress(asyncio.CancelledError):
             async with aclosing(events(self.models, self.name, [*system, *turns], settings)) as made:
                 async for event in made:
-                    tokens, reason = event.get("tokens", tokens), event.get("reason", reason)
-                    forgotten = event.get("forgotten", forgotten)
+                    last |= event
                     said += (text := event.get("text", ""))
                     print(end=CONTROL.sub("\ufffd", text), flush=True)
-                    if event["type"] == "error":
-                        print(end="\n" if self.interactive else "", flush=True)
-                        raise AthanorError(event["message"])
-        except asyncio.CancelledError:
-            asyncio.current_task().uncancel()
         print(flush=True)
-        if said and question:
-            self.turns = [*turns, Message("assistant", said)]
-        elif said:
-            self.turns[-1] = Message("assistant", self.turns[-1].content + said)
+        if last.get("type") == "error":
+            raise AthanorError(last["message"])
+        if said:
+            begun = "" if question else turns[-1].content
+            self.turns = [*turns[: None if question else -1], Message("assistant", begun + said)]
         if self.to_terminal:
-            ending = {"length": "cut at the limit, ", "stopped": "stopped, "}.get(reason, "")
-            full = f"; the context is full, the oldest {forgotten} exchanges are left out" if forgotten else ""
-            self.say(f"{ending}{tokens} tokens, {tokens / (time.monotonic() - started):,.0f} tokens/s{full}")
+            ending = {"length": "cut at the limit, ", "stopped": "stopped, "}.get(last["reason"], "")
+            left_out = f"; the context is full, the oldest {last['forgotten']} exchanges are left out"
+            speed = f"{last['tokens']} tokens, {last['tokens'] / (time.monotonic() - started):,.0f} tokens/s"
+            self.say(f"{ending}{speed}{left_out if last['forgotten'] else ''}")
 
     def say(self, text: str) -> None:
         """Print something that is not an answer: on standard error where the output is a pipe."""
         dim = self.to_terminal and "NO_COLOR" not in os.environ
         print(f"\033[2m{text}\033[0m" if dim else text, file=sys.stdout if self.to_terminal else sys.stderr, flush=True)
-
-
-def model_of(name: str) -> AvailableModel:
-    """The model that is named as for `athanor serve`, or the one that it would list first."""
-    found = discover(anchor(), [name] if name else [])
-    if not found:
-        raise InputError("there is no model", where="models/export", fix="make one: make repro; or --model PATH")
-    if found[0].problem:
-        raise InputError(found[0].problem, where=name or found[0].id)
-    return found[0]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -145,14 +137,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     for stream in (sys.stdin, sys.stdout):
         stream.reconfigure(encoding="utf-8", errors="replace")
-    model, settings = model_of(options.model), machine()
-    accelerator = settings.device != "cpu"
+    found = discover(anchor(), [options.model] if options.model else [])[:1]
+    settings = machine()
     models = Models(
-        [model], memory_bytes=sys.maxsize, root=anchor(), threads=settings.threads, rows=1, accelerator=accelerator
+        lambda: found, anchor(), sys.maxsize, settings.threads, rows=1, accelerator=settings.device != "cpu"
     )
     with asyncio.Runner() as runner:
         try:
-            Terminal(models, options, model.id).run(runner)
+            Terminal(models, options).run(runner)
         finally:
             runner.run(models.close())
     return 0
