@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import logging
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from athanor.base.errors import AthanorError, InputError
 from athanor.decoding.prompting import end_ids
-from athanor.llamacpp.engine import EngineDied
+from athanor.llamacpp.engine import Engine, EngineDied
 from athanor.llamacpp.stream import Refused
 from athanor.serving.fields import ALIASES, SAMPLERS
-from athanor.serving.prompting import Asked, Prompt, laid_out
-
-if TYPE_CHECKING:
-    from athanor.serving.models import Models, Served
+from athanor.serving.models import Models, Served
+from athanor.serving.prompting import Asked, laid_out
 
 logger = logging.getLogger(__name__)
 Event = dict[str, Any]
@@ -28,7 +25,7 @@ AT_ONCE, WAITING = 4, 256  # answers of one request at a time; events that wait 
 # llama.cpp's own defaults are others.
 NEUTRAL = {"temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0, "repeat_penalty": 1, "samplers": SAMPLERS}
 NO_JSON, FORCING = "Z", 1000  # no JSON begins with it, so a schema that is followed forbids it against any bias
-_followed: set[str] = set()  # digests of schemas that llama.cpp could compile
+_followed: set[int] = set()  # hashes of schemas that llama.cpp could compile
 
 
 async def events(models: Models, name: str, asked: Asked, body: Mapping[str, Any]) -> AsyncGenerator[Event]:
@@ -43,15 +40,16 @@ async def events(models: Models, name: str, asked: Asked, body: Mapping[str, Any
         finally:
             loading.cancel()
         kind = "request"
-        prompt = await laid_out(served, asked, body.pop("n_predict", None))
-        await _check(served, body)
-        start = {"type": "start", "prompt_tokens": len(prompt.ids), "forgotten": prompt.forgotten}
+        ids, limit, forgotten = await laid_out(served, asked, body.pop("n_predict", None))
+        if schema := body.get("json_schema"):
+            await _check(served.engine, schema)
+        start = {"type": "start", "prompt_tokens": len(ids), "forgotten": forgotten}
         defaults = {ALIASES.get(setting, setting): value for setting, value in served.defaults.items()}
         body = {**NEUTRAL, **defaults, **body}
-        body |= {"prompt": prompt.ids, "n_predict": prompt.limit, "return_tokens": True}
+        body |= {"prompt": ids, "n_predict": limit, "return_tokens": True}
         make = _echoed if body.pop("echo", False) else _made
         started = time.monotonic()
-        made = await stack.enter_async_context(aclosing(make(served, asked, prompt, body)))
+        made = await stack.enter_async_context(aclosing(make(served, asked, body)))
         async for event in made:
             if start:  # not before llama.cpp has taken it: until then a refusal can be a status
                 yield start
@@ -69,11 +67,11 @@ async def events(models: Models, name: str, asked: Asked, body: Mapping[str, Any
         await stack.aclose()
 
 
-async def _made(served: Served, asked: Asked, prompt: Prompt, body: Mapping[str, Any]) -> AsyncGenerator[Event]:
+async def _made(served: Served, asked: Asked, body: Mapping[str, Any]) -> AsyncGenerator[Event]:
     ends = set(end_ids(served.tokenizer)) if served.tokenizer else set()
     tokens, reason, likely = 0, "", []
     top = body.get("n_probs")
-    if not prompt.limit:
+    if not body["n_predict"]:
         yield {"type": "end", "reason": "length", "tokens": 0}
         return
     ask = body if top is None else {**body, "n_probs": max(1, top)}  # to llama.cpp 0 is none
@@ -99,17 +97,17 @@ async def _made(served: Served, asked: Asked, prompt: Prompt, body: Mapping[str,
     yield {"type": "end", "reason": reason, "tokens": tokens}
 
 
-async def _echoed(served: Served, asked: Asked, prompt: Prompt, body: Mapping[str, Any]) -> AsyncGenerator[Event]:
+async def _echoed(served: Served, asked: Asked, body: Mapping[str, Any]) -> AsyncGenerator[Event]:
     """The prompt with the answer, and log-probabilities of the tokens of both: none for the first one."""
     made: Mapping[str, Any] = {"tokens": [], "content": "", "stop_type": "limit"}
-    if prompt.limit:
+    if body["n_predict"]:
         made = await served.engine.ask("/completion", body)
-    ids, top, likely = [*prompt.ids, *made["tokens"]], body.get("n_probs"), []
+    ids, top, likely = [*body["prompt"], *made["tokens"]], body.get("n_probs"), []
     if top is not None:
         for number, value, tops in [(ids[0], None, []), *await served.engine.score(ids, top)]:
             others = [{"token": await _piece(served, other), "logprob": each} for other, each in tops]
             likely.append({"token": await _piece(served, number), "logprob": value, "top_logprobs": others})
-    text = asked if isinstance(asked, str) else await _text(served, prompt.ids)
+    text = asked if isinstance(asked, str) else await _text(served, body["prompt"])
     tokens, reason = len(made["tokens"]), "length" if made["stop_type"] == "limit" else "stop"
     yield {"type": "text", "text": text + made["content"], "tokens": tokens, "logprobs": likely}
     yield {"type": "end", "reason": reason, "tokens": tokens}
@@ -129,20 +127,14 @@ async def _piece(served: Served, number: int) -> str:
     return data.decode(errors="backslashreplace") or served.tokenizer.processor.id_to_piece(number)
 
 
-async def _check(served: Served, body: Mapping[str, Any]) -> None:
+async def _check(engine: Engine, schema: Mapping[str, Any]) -> None:
     """InputError for a schema that llama.cpp cannot follow: it would pass over it."""
-    schema = body.get("json_schema")
-    if schema is None:
+    if (digest := hash(json.dumps(schema, sort_keys=True))) in _followed:
         return
-    digest = hashlib.sha256(json.dumps(schema, sort_keys=True).encode()).hexdigest()
-    if digest in _followed:
-        return
-    ids = (await served.engine.ask("/tokenize", {"content": NO_JSON, "add_special": False}))["tokens"]
+    ids = (await engine.ask("/tokenize", {"content": NO_JSON, "add_special": False}))["tokens"]
     ask = {"prompt": ids, "n_predict": 1, "temperature": 0, "json_schema": schema, "return_tokens": True}
     try:
-        made = await served.engine.ask(
-            "/completion", {**ask, "logit_bias": [[ids[-1], FORCING]], "cache_prompt": False}
-        )
+        made = await engine.ask("/completion", {**ask, "logit_bias": [[ids[-1], FORCING]], "cache_prompt": False})
         reason = "llama.cpp cannot compile it" if made["tokens"][:1] == ids[-1:] else ""
     except Refused as error:
         reason = error.what

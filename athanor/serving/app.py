@@ -120,7 +120,14 @@ def build_app(
         return JSONResponse({"status": "ok"})
 
     async def metrics(request: Request) -> Response:
-        return Response(await _metrics(models), media_type="text/plain; version=0.0.4")
+        """What llama.cpp's servers tell Prometheus, each number with its model."""
+        numbers = []
+        for name, engine in models.engines().items():
+            label = f"{{model={json.dumps(name, ensure_ascii=False)}}} "
+            with contextlib.suppress(AthanorError, ConnectionError):  # one that is ending
+                lines = (await engine.metrics()).splitlines()
+                numbers += [line.replace(" ", label, 1) for line in lines if not line.startswith("#")]
+        return Response("".join(f"{line}\n" for line in numbers), media_type="text/plain; version=0.0.4")
 
     async def index(request: Request) -> Response:
         return FileResponse(PAGE / "index.html")
@@ -142,16 +149,6 @@ def build_app(
         middleware=[Middleware(AccessMiddleware, key=key, hosts=hosts, addresses=addresses)],
         exception_handlers=dict.fromkeys((AthanorError, HTTPException, Exception), failed),
     )
-
-
-async def _metrics(models: Models) -> str:
-    """What llama.cpp's servers tell Prometheus, each number with its model."""
-    numbers = []
-    for name, engine in models.engines().items():
-        label = f"{{model={json.dumps(name, ensure_ascii=False)}}} "
-        with contextlib.suppress(AthanorError, ConnectionError):  # one that is ending
-            numbers += [line.replace(" ", label, 1) for line in (await engine.metrics()).splitlines() if line[0] != "#"]
-    return "".join(f"{line}\n" for line in numbers)
 
 
 class Connection(H11Protocol):

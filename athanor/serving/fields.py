@@ -23,6 +23,7 @@ HEADER = "X-Athanor-Ignored"
 MAX_FIELDS, MAX_NAMES, NAME_CHARS, TYPO_LIKENESS = 100, 40, 100, 0.86
 SCHEMA_BYTES, SCHEMA_DEPTH = 1 << 15, 32
 MAX_BIASES = 1024
+BIASES = f'an object of at most {MAX_BIASES:,} ids with a number each, as {{"42": -100}}'
 MAX_STATES = 2000  # of a pattern; llama.cpp's one loop takes minutes over a million
 RANDOM_SEED = 2**32 - 1  # to llama.cpp
 
@@ -185,14 +186,9 @@ def _samplers(name: str, value: Any) -> list[str] | None:
 
 
 def _biases(name: str, value: Any) -> list[list[Any]] | None:
-    """OpenAI's object of ids, or llama.cpp's list of pairs; false is never."""
-    try:
-        pairs = [(int(token), bias) for token, bias in (value.items() if isinstance(value, dict) else value)]
-    except (TypeError, ValueError):
-        pairs = [(-1, False)]
-    if len(pairs) > MAX_BIASES or not all(0 <= token < 1 << 31 for token, _ in pairs):
-        raise wrong(name, f'at most {MAX_BIASES:,} ids with a number each, as {{"42": -100}}')
-    return [[token, bias is not False and number(name, bias, False, -100, 100)] for token, bias in pairs] or None
+    if len(kind(name, value, dict, BIASES)) > MAX_BIASES or not all(re.fullmatch("[0-9]{1,9}", key) for key in value):
+        raise wrong(name, BIASES)
+    return [[int(key), number(name, bias, False, -100, 100)] for key, bias in value.items()] or None
 
 
 def _grammar(name: str, value: Any) -> str | None:

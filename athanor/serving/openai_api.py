@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
@@ -16,30 +16,39 @@ from athanor.serving import fields, shapes
 from athanor.serving.about import SHAPE
 from athanor.serving.answers import events, merged
 from athanor.serving.models import Models
-from athanor.serving.prompting import MAX_CHARS, Asked, conversation, messages_of
 from athanor.serving.requests import EventStream, Limit, Refused, flag, kind, read, text, wrong
 
-MAX_TEXTS = 128  # answers of one request to /v1/completions
+LOOK_SECONDS = 0.5  # between looks for the client of an answer that comes whole
 # Hugging Face's client names no model so, or gives the server's address as one.
 NO_MODEL = ("dummy", "tgi", "http://", "https://")
-Questions = Callable[[Mapping[str, Any]], tuple[list[Asked], list[str]]]  # a body's prompts, and the names left out
 
 
 def openai_routes(models: Models, limit: Limit) -> list[Route]:
     """The routes; beyond `limit` a request is refused until others end (429)."""
 
+    def cards() -> dict[str, dict[str, Any]]:
+        return {
+            state["id"]: {
+                "id": state["id"],
+                "object": "model",
+                "created": int(state["created"] or 0),
+                "owned_by": "athanor",
+                "athanor": {name: state[name] for name in ("label", "state", "reason", *SHAPE, "defaults")},
+            }
+            for state in models.states()
+        }
+
     async def list_models(request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [_model_card(state) for state in models.states()]})
+        return JSONResponse({"object": "list", "data": [*cards().values()]})
 
     async def get_model(request: Request) -> Response:
-        name = models.available(request.path_params["name"]).id
-        return JSONResponse(next(_model_card(state) for state in models.states() if state["id"] == name))
+        return JSONResponse(cards()[models.available(request.path_params["name"]).id])
 
-    async def respond(request: Request, shape: type[shapes.Chat], questions: Questions) -> Response:
+    async def respond(request: Request, shape: type[shapes.Chat]) -> Response:
         body, route = await read(request), shape.route
         if body.get(route.question) is None:
             raise Refused(400, f"{route.question}: Field required", code="missing_required_parameter")
-        prompts, left_out = questions(body)
+        prompts, left_out = shape.questions(body)
         stream, echo = (flag(name, body.get(name) or False) for name in ("stream", "echo"))
         options = kind("stream_options", body.get("stream_options") or {}, dict, "an object")
         settings, ignored = fields.asked(body, route)
@@ -48,9 +57,9 @@ def openai_routes(models: Models, limit: Limit) -> list[Route]:
         if name is not None and text("model", name, 500).startswith(NO_MODEL):
             name, ignored = None, [*ignored, "model"]
         name = models.available(name or models.default()).id
-        if len(prompts) * len(settings) > MAX_TEXTS:
-            raise wrong(route.question, f"1 to {MAX_TEXTS} answers in one request")
-        more = {"echo": True} if echo and route is fields.COMPLETION else {}
+        if len(prompts) * len(settings) > shapes.MAX_TEXTS:
+            raise wrong(route.question, f"1 to {shapes.MAX_TEXTS} answers in one request")
+        more = {"echo": echo and route is fields.COMPLETION}
         sources = [events(models, name, prompt, each | more) for prompt in prompts for each in settings]
         reply = shape(name, len(sources), len(settings), bool(options.get("include_usage")))
         async with AsyncExitStack() as stack:
@@ -62,68 +71,24 @@ def openai_routes(models: Models, limit: Limit) -> list[Route]:
                 return EventStream(reply.lines(rows), stack.pop_all().aclose, fields.header(ignored))
             return JSONResponse(reply.whole(), headers=fields.header(ignored))
 
-    shaped = {
-        "chat/completions": (shapes.Chat, _messages),
-        "completions": (shapes.Completion, _prompts),
-        "responses": (shapes.Response, _input),
-    }
     return [
         Route("/v1/models", list_models),
         Route("/v1/models/{name:path}", get_model),
         *(
-            Route(f"/v1/{path}", partial(respond, shape=shape, questions=questions), methods=["POST"])
-            for path, (shape, questions) in shaped.items()
+            Route(f"/v1/{shape.path}", partial(respond, shape=shape), methods=["POST"])
+            for shape in (shapes.Chat, shapes.Completion, shapes.Response)
         ),
     ]
 
 
-def _messages(body: Mapping[str, Any]) -> tuple[list[Asked], list[str]]:
-    messages, left_out = conversation("messages", messages_of("messages", body["messages"]))
-    return [messages], left_out
-
-
-def _input(body: Mapping[str, Any]) -> tuple[list[Asked], list[str]]:
-    given, rules = body["input"], body.get("instructions")
-    rows = [{"role": "user", "content": given}] if isinstance(given, str) else given
-    rules = "" if rules is None else text("instructions", rules, MAX_CHARS)
-    messages, left_out = conversation("input", messages_of("input", rows), rules)
-    if body.get("n") not in (None, 1):
-        raise Refused(400, "n: /v1/responses makes one answer; ask /v1/chat/completions for more")
-    return [messages], left_out
-
-
-def _prompts(body: Mapping[str, Any]) -> tuple[list[Asked], list[str]]:
-    """A text or several, to continue as they are, without the chat's template. Ids of tokens will do as well."""
-    given = body["prompt"]
-    several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
-    prompts = given if several else [given]
-    for prompt in prompts[: MAX_TEXTS + 1]:
-        if not isinstance(prompt, list):
-            text("prompt", prompt, MAX_CHARS)
-        elif not all(type(each) is int and 0 <= each < 1 << 31 for each in prompt):
-            raise wrong("prompt", "a text, a list of texts, ids of tokens, or a list of lists of ids")
-    return prompts, []
-
-
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, None]) -> None:
-    """Do `work`, which is cancelled when the client closes the connection. Its body has been read already."""
-
-    async def gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    tasks = done, _ = asyncio.create_task(work), asyncio.create_task(gone())
+    """Do `work`, which is cancelled soon after the client closes the connection."""
+    task = asyncio.create_task(work)
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if not done.done():
-            raise Refused(499, "the client has gone")
-        done.result()
+        while not (await asyncio.wait({task}, timeout=LOOK_SECONDS))[0]:
+            if await request.is_disconnected():
+                raise Refused(499, "the client has gone")
+        task.result()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-
-
-def _model_card(state: dict[str, Any]) -> dict[str, Any]:
-    card = {"id": state["id"], "object": "model", "created": int(state.get("created") or 0), "owned_by": "athanor"}
-    return card | {"athanor": {key: state[key] for key in ("label", "state", "reason", *SHAPE, "defaults")}}
+        task.cancel()
+        await asyncio.wait({task})

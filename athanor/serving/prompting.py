@@ -4,44 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from itertools import groupby, takewhile
+from typing import Any
 
 from athanor.base.errors import InputError
 from athanor.decoding.prompting import TOO_LONG, fit
+from athanor.serving.models import Served
 from athanor.serving.requests import Refused, text, wrong
 from athanor.text.conversations import Message
 from athanor.tokenizer.chat import prompt_ids
-
-if TYPE_CHECKING:
-    from athanor.serving.models import Served
 
 RESERVE_SHARE = 0.25  # of the context, kept free for an answer at the cost of the oldest exchanges
 MAX_MESSAGES, MAX_CHARS = 1000, 1 << 18  # of one request
 FOREIGN_TOKEN_BYTES = 256  # no token of a foreign file is taken to be longer
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-PARTS = {
-    "image": "pictures",
-    "input_image": "pictures",
-    "image_url": "pictures",
-    "input_audio": "sound",
-    "file": "files",
-}
 Asked = str | Sequence[int] | Sequence[Message]
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """Ids to continue, how many may follow, and how many of the oldest exchanges were left out to fit."""
-
-    ids: list[int]
-    limit: int
-    forgotten: int = 0
-
-
-async def laid_out(served: Served, asked: Asked, limit: int | None) -> Prompt:
-    """The prompt for messages, a text or ids. InputError for one that does not fit, or roles the template has not.
+async def laid_out(served: Served, asked: Asked, limit: int | None) -> tuple[list[int], int, int]:
+    """The prompt for messages, a text or ids: ids to continue, how many may follow, and how many of the oldest exchanges
+    were left out to fit. InputError for one that does not fit, or roles the template has not.
 
     A last assistant message is the beginning of the answer: its ids follow the opening, as they did in training. A
     text begins as a document of the pretraining did.
@@ -57,7 +40,7 @@ async def laid_out(served: Served, asked: Asked, limit: int | None) -> Prompt:
         raise InputError("it is empty", where="prompt", fix="send a text, or ids")
     if len(ids) >= (context := served.context_tokens):
         raise InputError(f"{TOO_LONG} {context} tokens, and the prompt has {len(ids)}", fix="shorten the prompt")
-    return Prompt(ids, min(limit, context - len(ids)), forgotten)
+    return ids, min(limit, context - len(ids)), forgotten
 
 
 def _lay_out(served: Served, asked: Asked, limit: int, ask: Callable[..., Any]) -> tuple[list[int], int]:
@@ -112,10 +95,8 @@ def _message(where: str, row: Any) -> Message:
         raise Refused(400, f"{where}: '{str(kind)[:50]}' is not supported here; send messages only")
     if "role" not in row:
         raise Refused(400, f"{where}.role: Field required", code="missing_required_parameter")
-    if (role := row["role"]) not in list(ROLES):
-        raise Refused(400, f"{where}: role '{str(role)[:50]}' is not known here; use {', '.join(ROLES)}")
-    if name := next((name for name in ("tool_calls", "function_call", "audio") if row.get(name)), None):
-        raise Refused(400, f"{where}: '{name}' is not supported here; leave the message out")
+    if (role := str(row["role"])) not in ROLES:
+        raise Refused(400, f"{where}: role '{role[:50]}' is not known here; use {', '.join(ROLES)}")
     content = row.get("content") or ""
     if isinstance(content, list):
         content = "".join(_part(f"{where}.content", part) for part in content)
@@ -129,7 +110,7 @@ def _part(where: str, part: Any) -> str:
     kind, said = part.get("type", "text"), part.get("text", part.get("refusal"))
     if kind in ("text", "input_text", "output_text", "refusal") and isinstance(said, str):
         return said
-    raise Refused(400, f"{where}: {PARTS.get(str(kind), 'parts other than text')} cannot be read here; send text only")
+    raise Refused(400, f"{where}: '{str(kind)[:50]}' cannot be read here; send text only")
 
 
 def conversation(name: str, messages: Sequence[Message], rules: str = "") -> tuple[list[Message], list[str]]:
@@ -142,10 +123,9 @@ def conversation(name: str, messages: Sequence[Message], rules: str = "") -> tup
     """
     system = [rules, *(message.content for message in messages if message.role == "system")]
     front = [Message("system", _joined(system))] if any(map(str.strip, system)) else []
-    turns = [(index, message) for index, message in enumerate(messages) if message.role != "system"]
-    first = next((place for place, (_, message) in enumerate(turns) if message.role == "user"), len(turns))
-    left_out = [f"{name}.{index}" for index, _ in turns[:first]]
-    groups = groupby((message for _, message in turns[first:]), key=lambda message: message.role)
+    turns = [(f"{name}.{index}", message) for index, message in enumerate(messages) if message.role != "system"]
+    left_out = [where for where, _ in takewhile(lambda turn: turn[1].role == "assistant", turns)]
+    groups = groupby((message for _, message in turns[len(left_out) :]), key=lambda message: message.role)
     merged = [Message(role, _joined([message.content for message in group])) for role, group in groups]
     if merged:
         return [*front, *merged], left_out

@@ -7,8 +7,8 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,18 +25,15 @@ from tests.evaluation.tiny import always_says, write_tiny_tokenizer
 from tests.serving.live import PATIENCE, Address
 from tests.serving.models_tiny import write_export
 
-DEFAULTS = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+DEFAULTS = {
+    "temperature": 0.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "max_new_tokens": 128,
+}
 ENDLESS_CONTEXT = 30_000
-
-
-@dataclass(frozen=True)
-class Served:
-    id: str
-    engine: Engine
-    tokenizer: Tokenizer | None
-    context_tokens: int
-    continues: bool
-    defaults: Mapping[str, Any]
 
 
 class FakeModels:
@@ -44,8 +41,13 @@ class FakeModels:
 
     def __init__(self, files: Mapping[str, tuple[Job, Tokenizer | None, bool]]) -> None:
         self.all = {
-            name: Served(
-                name, Engine(job), tokenizer, job.context_tokens, continues, DEFAULTS | {"max_new_tokens": 128}
+            name: SimpleNamespace(
+                id=name,
+                engine=Engine(job),
+                tokenizer=tokenizer,
+                context_tokens=job.context_tokens,
+                continues=continues,
+                defaults=DEFAULTS,
             )
             for name, (job, tokenizer, continues) in files.items()
         }
@@ -60,13 +62,13 @@ class FakeModels:
     def default(self) -> str:
         return next(iter(self.all))
 
-    def available(self, name: str) -> Served:
+    def available(self, name: str) -> SimpleNamespace:
         if name not in self.all:
             raise NoModel(f"there is no model '{name[:200]}'", where="model", fix=suggest(name, self.all))
         return self.all[name]
 
     @asynccontextmanager
-    async def using(self, name: str) -> AsyncIterator[Served]:
+    async def using(self, name: str) -> AsyncIterator[SimpleNamespace]:
         yield self.all[name]
 
     def engines(self) -> dict[str, Engine]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -12,14 +11,14 @@ import socket
 import time
 from urllib.parse import quote
 
-import httpx2
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from starlette.testclient import TestClient
 
 from athanor.serving import app as application
 from athanor.serving import fields
-from athanor.serving.app import HEADERS, LOOPBACK, MOST_CONNECTIONS, AccessMiddleware, build_app
+from athanor.serving.app import HEADERS, MOST_CONNECTIONS, AccessMiddleware, build_app
 from tests.serving.fake_models import FakeModels, Running, endless, parrot, said  # noqa: F401
 from tests.serving.live import CHAT, PATIENCE
 from tests.serving.parrot import PLAIN
@@ -127,27 +126,18 @@ def test_a_pattern_of_many_pieces_is_taken():
 @pytest.fixture(scope="module")
 def app(parrot):
     """The application in this process, for many requests a second."""
-    runner = asyncio.Runner()
-    models = FakeModels({"parrot": parrot})
-    made = build_app(models, lambda limit: [])
+    made = build_app(FakeModels({"parrot": parrot}), lambda limit: [])
+    with TestClient(made, "http://localhost", raise_server_exceptions=False, follow_redirects=False) as client:
 
-    def ask(method: str, path: str, content: bytes = b"", headers: dict | list | None = None):
-        async def one():
-            transport = httpx2.ASGITransport(app=made, raise_app_exceptions=False)
-            async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
-                request = client.build_request(method, "/", content=content, headers=headers)
-                request.headers.setdefault("host", "localhost")
-                request.url = request.url.copy_with(raw_path=quote(path, safe="/%?&=.").encode())
-                return await asyncio.wait_for(client.send(request), PATIENCE)
+        def ask(method, path, content=b"", headers=None):
+            request = client.build_request(method, "/", content=content, headers=headers)
+            request.url = request.url.copy_with(raw_path=quote(path, safe="/%?&=.").encode())
+            return client.send(request)
 
-        return runner.run(one())
-
-    yield ask
-    runner.run(models.close())
-    runner.close()
+        yield ask
 
 
-def good_form(answer: httpx2.Response) -> None:
+def good_form(answer) -> None:
     assert answer.status_code < 500, (answer.status_code, answer.text)
     assert answer.headers["content-security-policy"] == HEADERS["Content-Security-Policy"]
     assert not [name for name in answer.headers if name.lower().startswith("access-control")]
@@ -254,36 +244,13 @@ def test_after_all_of_it_the_server_answers(app):
     assert said(app("POST", CHAT, json.dumps({"messages": QUESTION}).encode(), JSON).json()) == PLAIN[1]
 
 
-# -- the gate ------------------------------------------------------------------------------------------------------
-
-
 def test_a_form_of_another_page_is_not_read(app):
     assert app("POST", CHAT, b"a=b", {"Content-Type": "application/x-www-form-urlencoded"}).status_code == 415
 
 
-BOX = (*LOOPBACK, "box.local")
-GOOD_NAMES = "localhost:80 LOCALHOST [::1] [::1]:80 127.0.0.1"
-BAD_NAMES = "evil.example:80 127.0.0.1.evil 0.0.0.0 [::2]"
-
-
-@pytest.mark.parametrize(
-    ("hosts", "addresses", "good", "bad"),
-    [
-        (LOOPBACK, False, GOOD_NAMES, BAD_NAMES),
-        (BOX, True, f"{GOOD_NAMES} 192.168.7.7:80 [fe80::1] BOX.local", "evil.example box.local.evil 0x7f000001"),
-    ],
-)
-def test_only_names_that_were_allowed_are_answered(hosts, addresses, good, bad):
-    gate = AccessMiddleware(None, key="", hosts=hosts, addresses=addresses)
-    assert all(gate._refusal({"host": host}, "/") is None for host in good.split())
-    assert all(gate._refusal({"host": host}, "/").status_code == 403 for host in [*bad.split(), ""])
-    assert b"<b>" not in gate._refusal({"host": "<b>"}, "/").body
-
-
-def test_a_key_is_asked_for_where_models_are():
-    gate = AccessMiddleware(None, key="key-7!~", hosts=(), addresses=True)
-    for sent, paths in (("", "/ /page/api.js /health"), ("bearer key-7!~", "/v1/models /api/state /metrics /nothing")):
-        assert not any(gate._refusal({"authorization": sent}, path) for path in paths.split())
-    for path in paths.split():
-        for sent in ("", "Bearer wrong", "key-7!~", "Basic key-7!~", "Bearer schlüssel"):
-            assert gate._refusal({"authorization": sent}, path).status_code == 401
+def test_addresses_are_answered_where_others_reach_the_server():
+    gate = AccessMiddleware(None, key="", hosts=("box.local",), addresses=True)
+    for name in ("192.168.7.7:80", "[fe80::1]:80", "BOX.local"):
+        assert gate._refusal({"host": name}, "/") is None
+    for name in ("evil.example", "box.local.evil", "0x7f000001", "[evil]", ""):
+        assert gate._refusal({"host": name}, "/").status_code == 403

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 
@@ -48,22 +49,46 @@ def test_what_cannot_be_started_says_why_in_one_line(tmp_path, words, told):
 
 
 @pytest.mark.parametrize("source", ["file", "environment"])
-def test_a_key_is_asked_for(tmp_path, model, source):
-    (tmp_path / "key").write_text("key-7\n")
-    words, more = (["--api-key-file", "key"], {}) if source == "file" else ([], {"ATHANOR_API_KEY": "key-7"})
+def test_a_key_is_asked_for_where_models_are(tmp_path, model, source):
+    (tmp_path / "key").write_text("key-7!~\n")
+    words, more = (["--api-key-file", "key"], {}) if source == "file" else ([], {"ATHANOR_API_KEY": "key-7!~"})
     with Live(tmp_path, model, *words, **more) as server:
-        assert server.ask(None, "/v1/models")[0] == server.ask(None, "/api/state", Authorization="Bearer a")[0] == 401
-        assert server.ask(None, "/v1/models", Authorization="Bearer key-7")[0] == 200
+        for path, right in {"/v1/models": 200, "/api/state": 200, "/metrics": 200, "/nothing": 404}.items():
+            for sent in ("", "Bearer wrong", "key-7!~", "Basic key-7!~", "Bearer schlüssel"):
+                assert server.ask(None, path, Authorization=sent)[0] == 401
+            assert server.ask(None, path, Authorization="bearer key-7!~")[0] == right
+        assert [server.ask(None, path)[0] for path in ("/", "/page/api.js", "/health")] == [200] * 3
 
 
-def test_names_that_were_not_allowed_are_refused_and_a_taken_port_is_named(tmp_path, model):
-    with Live(tmp_path, model, "--host", "127.0.0.2", "--allow-host", "Box.local") as server:
-        for name in ("box.LOCAL:80", f"127.0.0.2:{server.port}"):
-            assert server.ask(None, "/v1/models", Host=name)[0] == 200
-        status, _, reply = server.ask(None, "/v1/models", Host="evil.example")
-        assert status == 403 and "127.0.0.2, box.local only" in reply["error"]["message"]
-        assert "add --allow-host evil.example" in reply["error"]["message"]
-        assert f"--port {server.port + 1}" in refusal(tmp_path, "--host", "127.0.0.2", "--port", str(server.port))
+LOCAL = "localhost:80 LOCALHOST [::1] [::1]:80 127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("words", "good", "bad"),
+    [
+        ("", LOCAL, "evil.example:80 127.0.0.1.evil 0.0.0.0 [::2] <b>"),
+        (
+            "--host 127.0.0.2 --allow-host Box.local",
+            f"{LOCAL} 127.0.0.2 BOX.local",
+            "192.168.7.7:80 box.local.evil evil.example",
+        ),
+    ],
+    ids=["loopback", "allowed"],
+)
+def test_names_that_were_not_allowed_are_refused(tmp_path, model, words, good, bad):
+    with Live(tmp_path, model, *words.split()) as server:
+        assert [server.ask(None, "/health", Host=name)[0] for name in good.split()] == [200] * len(good.split())
+        for name in ("", *bad.split()):
+            status, _, reply = server.ask(None, "/health", Host=name)
+            assert status == 403 and "[::1]" in reply["error"]["message"] and "<b>" not in reply["error"]["message"]
+        plain = name.partition(":")[0]
+        assert plain == "<b>" or f"add --allow-host {plain} to" in reply["error"]["message"]
+
+
+def test_a_taken_port_is_named_with_another(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"athanor serve --port {port + 1}" in refusal(tmp_path, "--port", str(port))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
