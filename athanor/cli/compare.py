@@ -104,7 +104,12 @@ def _read(root: Path, folder: Path, name: str, rev: str) -> Side:
     found = {Path(path): read_json(file) for path, file in sorted(files.items()) if file.is_file()}
     leaves = {path.stem: facts for path, facts in found.items() if path.parent == LEAVES}
     if not leaves:
-        fix = 'after a run: git add params.yaml dvc.lock metrics && git commit -m "First run"'
+        fix = 'git add params.yaml dvc.lock metrics && git commit -m "First run" (it commits the result of now)'
+        of_commit = (
+            git(root, "for-each-ref", "--format=%(refname:lstrip=4)", f"refs/exps/{rev[:2]}/{rev[2:]}") if rev else ""
+        )
+        if of_commit:
+            fix = f"to compare with an experiment of it: athanor compare {' or '.join(of_commit.splitlines())}; else {fix}"
         raise InputError("no results there", where=name, fix=fix if rev else "dvc repro, or dvc pull in a clone")
     metrics = {path.stem: facts for path, facts in found.items() if path.parent == METRICS}
     lock_stages = dvc_lock.stages(folder / dvc_lock.LOCK)
@@ -279,6 +284,20 @@ def code_differences(root: Path, a: Side, b: Side) -> dict[str, list[str]]:
     return {"files": sorted(files), "stages": stages}
 
 
+def inputs(a: Side, b: Side) -> list[str]:
+    """Files and folders that stages read, that no stage made, and that differ: texts, corrections, questions."""
+    outs = {out["path"] for side in (a, b) for entry in side.lock.values() for out in entry.get("outs", ())}
+    read = [
+        {dep["path"]: dep.get("md5", "") for entry in side.lock.values() for dep in entry.get("deps", ())}
+        for side in (a, b)
+    ]
+    return [
+        path
+        for path in changed(*read)
+        if not path.startswith(CODE) and not any(_overlap(Path(path), Path(out)) for out in outs)
+    ]
+
+
 def tracked_run(root: Path, run: str) -> dict[str, str]:
     """The MLflow run of a journal, as link, or why there is none."""
     folder = root / ".athanor" / "runs" / run
@@ -303,6 +322,7 @@ def compare(root: Path, left: str, right: str) -> dict[str, Any]:
         "a": {"name": a.name, "commit": a.rev},
         "b": {"name": b.name, "commit": b.rev},
         "params": changed(a.params, b.params),
+        "inputs": inputs(a, b),
         "code": code_differences(root, a, b),
         "measures": judged(measures(a.metrics, b.metrics), a, b),
         "taught": [side.metrics.get("eval", {}).get("taught", {}) for side in (a, b)],

@@ -117,6 +117,8 @@ def run(args: argparse.Namespace) -> int:
     )  # fmt: skip
     with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C, told again when all has ended
         Server(config).run(sockets=listeners)
+    if retraining and retraining.state()["state"] == "running":
+        print("the training on corrections goes on; athanor stop ends it", file=sys.stderr)
     return 0
 
 
@@ -175,7 +177,8 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen(1024)
     except OSError as error:
         listener.close()
-        fix = f"athanor serve --port {port + 1 if 0 < port < 65535 else 8081}, or stop what listens there"
+        option = f"--port {port + 1 if 0 < port < 65535 else 8081}"
+        fix = f'athanor serve {option} (make serve SERVE="{option}"), or stop what listens there'
         if error.errno == errno.EADDRNOTAVAIL:
             fix = "name an address of this machine, or 0.0.0.0 for all of them"
         raise InputError(f"cannot listen: {error.strerror or error}", where=f"{host}:{port}", fix=fix) from None

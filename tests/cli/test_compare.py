@@ -286,8 +286,15 @@ def test_a_commit_without_results_says_what_to_commit(repo):
     try:
         repo.run("git", "rm", "-q", "dvc.lock")
         commit(repo, "no results")
-        done = compare(repo, "HEAD", "lower", check=False)
-        assert done.returncode == 1 and "git add params.yaml dvc.lock metrics" in done.stderr
+        for experiments, said in (
+            ("", "git add params.yaml dvc.lock metrics"),
+            ("lower", "athanor compare before; else git add"),
+        ):
+            if experiments:
+                head = repo.run("git", "rev-parse", "HEAD").stdout.strip()
+                repo.run("git", "update-ref", f"refs/exps/{head[:2]}/{head[2:]}/before", "HEAD")
+            done = compare(repo, "HEAD", "lower", check=False)
+            assert done.returncode == 1 and said in done.stderr and "commits the result of now" in done.stderr
     finally:
         repo.run("git", "reset", "-q", "--hard", "first")
 
