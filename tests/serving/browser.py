@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import os
+import json
 import re
 import shutil
-import signal
-import socket
-import subprocess
-import sys
 import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import psutil
-from playwright.sync_api import Browser, BrowserContext, Error, LocatorAssertions, Page, Playwright, Route, expect
+from playwright.sync_api import Browser, BrowserContext, Error, Page, Playwright, Route, expect
+
+from athanor.base.artifacts import manifest_digest, write_manifest
+from athanor.export.huggingface import write_huggingface
+from athanor.export.source import load_source
+from athanor.tokenizer.tokenizer import Tokenizer
+from tests.origins.world import write_data
+from tests.serving.live import Live
+from tests.serving.parrot import PLAIN, WHO
 
 PATIENCE = 60_000  # milliseconds, for what takes a fraction of a second on a quiet machine
-DESKTOP, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
-REPOSITORY = Path(__file__).resolve().parents[2]
+Text = str | re.Pattern[str]
 expect.set_options(timeout=PATIENCE)
 
 
@@ -35,96 +34,61 @@ def launched(playwright: Playwright, name: str) -> Browser:
     return playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
 
 
-class Server:
-    """`athanor serve` on these models, in an empty folder and in a process group of its own."""
-
-    def __init__(self, folder: Path, models: list[Path], *more: str) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        folder.mkdir(parents=True, exist_ok=True)
-        self.url = f"http://127.0.0.1:{self.port}/"
-        self.folder, self.arguments = folder, [*(f"--model={path}" for path in models), *more]
-        self.start()
-
-    def start(self) -> None:
-        feedback = self.folder / "feedback.jsonl"
-        command = [sys.executable, "-m", "athanor", "serve", f"--port={self.port}", f"--feedback={feedback}"]
-        folders = filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH")))
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(folders)}
-        for name in ("ATHANOR_API_KEY", "DVC_ROOT"):
-            environment.pop(name, None)
-        with open(self.folder / "log", "ab") as log:
-            self.process = subprocess.Popen(
-                [*command, *self.arguments],
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env=environment,
-            )
-        deadline = time.monotonic() + PATIENCE / 1000
-        while True:
-            try:
-                urllib.request.urlopen(self.url, timeout=5).close()
-                return
-            except OSError:
-                log_text = (self.folder / "log").read_text(encoding="utf-8", errors="replace")
-                assert self.process.poll() is None and time.monotonic() < deadline, log_text
-                time.sleep(0.05)
-
-    def signal(self, number: int) -> None:
-        """To the server and its workers."""
-        os.killpg(self.process.pid, number)
-
-    def engine(self) -> psutil.Process:
-        """The process that computes."""
-        children = psutil.Process(self.process.pid).children(recursive=True)
-        return next(one for one in children if "athanor.llamacpp.child" in one.cmdline())
-
-    def kill(self) -> None:
-        if self.process.poll() is None:
-            self.signal(signal.SIGKILL)
-            self.process.wait()
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(30)
-            except subprocess.TimeoutExpired:
-                self.kill()
+def serve(folder: Path, models: list[Path], *more: str) -> Live:
+    return Live(folder, *(f"--model={path}" for path in models), *more)
 
 
-@contextmanager
-def running(folder: Path, models: list[Path], *more: str) -> Iterator[Server]:
-    server = Server(folder, models, *more)
-    try:
-        yield server
-    finally:
-        server.close()
+CARD = """# parrot
+
+| property | value |
+| --- | --- |
+| parameters | 234,567 |
+
+| category | items | base | sft |
+| --- | --- | --- | --- |
+| names | 1 | 0 % | 100 % |
+
+| source | tokens | share | wanted share | times read |
+| --- | --- | --- | --- | --- |
+| books | 20 | 100 % | 100 % | 3.00 |
+"""
 
 
-# `pwned` is what every attack of parrot.py calls. The others are what a test wants to see at once, not after a round
-# trip: the lengths of a growing answer, and a press on stop with its first text.
+def write_checkout(root: Path, parts: Path) -> list[Path]:
+    """The parrot's export and its base model in a checkout that has its card, its evaluation and its training data."""
+    shutil.copytree(parts / "tokenizer", root / "models/tokenizer")
+    shutil.copytree(parts / "model", root / "models/base")
+    write_data(root, Tokenizer.load(parts / "tokenizer"), ["A heron waits."], [PLAIN, WHO])
+    item = {"category": "names", "prompt": [{"role": "user", "content": WHO[0]}], "correct": True, "kind": "exact"}
+    (root / "data/eval").mkdir()
+    (root / "data/eval/battery.jsonl").write_text(json.dumps(item | {"model": "sft"}), encoding="utf-8")
+    write_manifest(root / "data/eval", kind="eval", version=1, counts={})
+    made_of = {"base": "models/base", "shards": "data/shards", "sft_data": "data/sft", "eval": "data/eval"}
+    lineage = {name: manifest_digest(root / folder) for name, folder in made_of.items()}
+    export = root / "models/export"
+    write_huggingface(export / "hf", load_source(parts / "model", parts / "tokenizer", "parrot", lineage), "float32")
+    (export / "MODEL_CARD.md").write_text(CARD, encoding="utf-8")
+    return [export / "hf", root / "models/base"]
+
+
+# `pwned` is what every attack of parrot.py calls. `lengths` are those of a growing answer, `blobs` the files saved.
 SCRIPT = """
 window.attacks = [];
 window.pwned = (number) => window.attacks.push(number);
 document.addEventListener("securitypolicyviolation", (event) =>
   window.attacks.push(event.violatedDirective + event.blockedURI));
 window.lengths = [];
-window.stopAtOnce = false;
+window.blobs = [];
+const { createObjectURL } = URL;
+URL.createObjectURL = (blob) => (window.blobs.push(blob), createObjectURL.call(URL, blob));
 new MutationObserver(() => {
   const answer = document.querySelector(".answer.writing .prose");
-  if (!answer) return;
-  window.lengths.push(answer.textContent.length);
-  if (window.stopAtOnce && answer.textContent) document.getElementById("stop").click();
+  if (answer) window.lengths.push(answer.textContent.length);
 }).observe(document, { childList: true, subtree: true, characterData: true });
 """
 
 
-def let_driver_evaluate(context: BrowserContext, url: str) -> None:
+def let_driver_evaluate(context: BrowserContext) -> None:
     """Allows `eval` beside what the page's own policy allows: Firefox asks that policy also about playwright's code."""
 
     def answer(route: Route) -> None:
@@ -133,31 +97,29 @@ def let_driver_evaluate(context: BrowserContext, url: str) -> None:
         except Error:  # no server
             route.abort()
             return
-        headers = dict(response.headers)
-        policy = headers["content-security-policy"]
+        policy = response.headers["content-security-policy"]
         assert "script-src 'self';" in policy
-        headers["content-security-policy"] = policy.replace("script-src 'self'", "script-src 'self' 'unsafe-eval'")
-        route.fulfill(response=response, headers=headers)
+        changed = policy.replace("script-src 'self'", "script-src 'self' 'unsafe-eval'")
+        route.fulfill(response=response, headers=response.headers | {"content-security-policy": changed})
 
-    context.route(url, answer)
+    context.route(re.compile(r"/$"), answer)
 
 
 class Reader:
     """Somebody at the page: what tests do with it, and what must never have happened while they did."""
 
-    def __init__(self, context: BrowserContext, url: str, *, wait: bool = True) -> None:
+    def __init__(self, context: BrowserContext, url: str) -> None:
         context.add_init_script(SCRIPT)
         context.set_default_timeout(PATIENCE)
-        self.url, self.context, self.page = url, context, context.new_page()
-        self.dialogs: list[str] = []
+        self.url, self.context, self.page = f"{url}/", context, context.new_page()
         self.errors: list[str] = []
         self.addresses: list[str] = []
         self.sent: list[dict] = []  # bodies of requests for answers
-        self.page.on("dialog", lambda dialog: (self.dialogs.append(dialog.message), dialog.dismiss()))
+        self.page.on("dialog", lambda dialog: (self.errors.append(dialog.message), dialog.dismiss()))
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("console", self._console)
         self.page.on("request", self._request)
-        self.open(wait=wait)
+        self.page.goto(self.url)
         self.page.bring_to_front()  # Firefox gives only one window the focus
 
     def _console(self, message) -> None:
@@ -177,27 +139,40 @@ class Reader:
             assert time.monotonic() < deadline, expression
             self.page.wait_for_timeout(20)
 
-    def open(self, fragment: str = "", *, wait: bool = True) -> Page:
-        self.page.goto(self.url + fragment)
-        if not wait:
-            return self.page
-        self.until("Boolean(document.querySelector('#models button, .welcome'))")
+    def reload(self) -> Page:
+        self.page.reload()
+        self.see("#models button")
         return self.page
 
-    def reload(self) -> None:
-        self.page.reload()
-        self.page.wait_for_selector("#models button")
-
     def new_chat(self) -> None:
-        self.page.goto(self.url + "#/")
-        self.page.wait_for_selector(".welcome")
+        self.page.goto(f"{self.url}#/")
+        self.see(".welcome")
 
-    def see(self, selector: str, **which: str) -> LocatorAssertions:
-        """What is to be expected of it."""
-        return expect(self.page.locator(selector, **which))
+    def see(self, selector: str, text: Text = "", count: int | None = None) -> None:
+        """Such elements with this text, or so many, come to be seen."""
+        found = self.page.locator(selector, has_text=text)
+        expect(found.filter(visible=True)).to_have_count(count) if count is not None else expect(
+            found.first
+        ).to_be_visible()
 
-    def press(self, name: str | re.Pattern[str], **how: bool) -> None:
-        self.page.get_by_role("button", name=name, **how).click()
+    def value(self, selector: str, value: str) -> None:
+        expect(self.page.locator(selector)).to_have_value(value)
+
+    def press(self, name: Text, **how: bool) -> None:
+        self.page.get_by_role("button", name=name, **how).last.click()
+
+    def choose(self, button: str, item: Text) -> None:
+        """An item of the menu that a button opens."""
+        self.page.click(button)
+        self.page.locator(".menu button", has_text=item).first.click()
+
+    def model(self, name: str, slot: int = 0) -> None:
+        self.choose(f"#model-{slot}", re.compile(rf"^{name}\b"))
+        self.see(f"#model-{slot}", name)
+
+    def chat_menu(self, title: str, item: str) -> None:
+        self.page.locator("#chats li", has_text=title).first.hover()
+        self.choose(f"#chats li:has-text('{title}') button", item)
 
     def ask(self, text: str, *, wait: bool = True) -> None:
         self.page.fill("#question", text)
@@ -209,39 +184,26 @@ class Reader:
         """Until nothing is being answered any more."""
         self.until("document.querySelector('#stop').hidden && !document.querySelector('.answer.live')")
 
-    def answers(self) -> list[str]:
-        return [text.strip() for text in self.page.locator(".answer .prose").all_inner_texts()]
-
-    def questions(self) -> list[str]:
-        return self.page.locator(".message.user .bubble").all_inner_texts()
-
-    def stats(self) -> str:
-        return self.page.locator(".answer .stats").last.inner_text()
+    def texts(self, selector: str = ".answer .prose") -> list[str]:
+        return [text.strip() for text in self.page.locator(selector).all_inner_texts()]
 
     def chat(self) -> dict:
         """The shown chat as the browser keeps it."""
         return self.page.evaluate("import('/page/chats.js').then(({ read }) => read(location.hash.split('/')[2]))")
 
-    def titles(self) -> list[str]:
-        return self.page.locator("#chats .title").all_inner_texts()
+    def saved(self, item: str, button: str = "#export") -> str:
+        """The text of a file that a menu saves."""
+        if self.context.browser.browser_type.name == "firefox":  # it tells the driver of no download
+            self.choose(button, item)
+            self.until("window.blobs.length")
+            return self.page.evaluate("window.blobs.pop().text()")
+        with self.page.expect_download() as download:
+            self.choose(button, item)
+        return Path(download.value.path()).read_text(encoding="utf-8")
 
     def check(self) -> None:
         """Nothing ran that was not ours, nothing broke, and nothing was asked of another host."""
-        attacks = self.page.evaluate("window.attacks")
-        assert (attacks, self.dialogs, self.errors) == ([], [], [])
+        assert (self.page.evaluate("window.attacks"), self.errors) == ([], [])
         hosts = {urlsplit(url).netloc for url in self.addresses if not url.startswith(("blob:", "data:"))}
         assert hosts == {urlsplit(self.url).netloc}
         assert [page.url for page in self.context.pages] == [self.page.url]
-
-
-def choose_model(reader: Reader, name: str, slot: int = 0) -> None:
-    reader.page.click(f"#model-{slot}")
-    reader.page.locator(".menu .label", has_text=re.compile(rf"^{name}\b")).last.click()
-    reader.see(f"#model-{slot}").to_contain_text(name)
-
-
-def menu(reader: Reader, title: str, item: str) -> None:
-    row = reader.page.locator("#chats li", has_text=title).first
-    row.hover()
-    row.get_by_role("button").click()
-    reader.page.get_by_role("menuitem", name=item).click()

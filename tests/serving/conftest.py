@@ -66,37 +66,43 @@ def browser(request, playwright):
 
 @pytest.fixture(scope="module")
 def models(parrot_parts, tmp_path_factory) -> list[Path]:
-    """Two that answer, one whose weights are gone, and `tiny`, which says a word until it is stopped."""
+    """Of a checkout an export and its base model, an export more, one whose weights are gone, and one that says a word
+    until it is stopped."""
+    from tests.serving.browser import write_checkout
+
     folder = tmp_path_factory.mktemp("models")
     tokenizer = write_tiny_tokenizer(folder / "tokenizer")
     model = always_says(tokenizer, tokenizer.encode(" the")[0], 30_000)
     models_tiny.write_export(folder / "endless", model, tokenizer, folder / "tokenizer", types=("f32",))
-    for name in ("broken", "polly", "parrot"):  # the newest is the default
+    for name in ("broken", "polly"):  # the newest comes first
         write_export(folder / name, parrot_parts, name)
     (folder / "broken/model.safetensors").unlink()
-    return [folder / name for name in ("parrot", "polly", "broken", "endless")]
+    export, base = write_checkout(folder / "checkout", parrot_parts)
+    return [export, *(folder / name for name in ("polly", "broken", "endless")), base]
 
 
 @pytest.fixture(scope="module")
 def server(models, tmp_path_factory):
-    from tests.serving.browser import running
+    from tests.serving.browser import serve
 
-    with running(tmp_path_factory.mktemp("server"), models) as server:
+    with serve(tmp_path_factory.mktemp("server"), models) as server:
         yield server
 
 
 @pytest.fixture
 def open_reader(browser):
     """Opens readers; what must never happen is checked of each at the end."""
-    from tests.serving.browser import DESKTOP, Reader, let_driver_evaluate
+    from tests.serving.browser import Reader, let_driver_evaluate
 
     readers = []
 
-    def opened(server, *, wait: bool = True, **settings) -> Reader:
-        context = browser.new_context(**{"viewport": DESKTOP, "accept_downloads": True} | settings)
+    def opened(server, **settings) -> Reader:
+        context = browser.new_context(
+            **{"viewport": {"width": 1280, "height": 800}, "accept_downloads": True} | settings
+        )
         if browser.browser_type.name == "firefox":
-            let_driver_evaluate(context, server.url)
-        readers.append(Reader(context, server.url, wait=wait))
+            let_driver_evaluate(context)
+        readers.append(Reader(context, server.url))
         return readers[-1]
 
     yield opened
@@ -107,4 +113,6 @@ def open_reader(browser):
 
 @pytest.fixture
 def reader(open_reader, server):
-    return open_reader(server)
+    reader = open_reader(server)
+    reader.see("#models button")
+    return reader

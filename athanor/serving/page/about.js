@@ -37,7 +37,7 @@ function show(id, { card, topics, commit, health }) {
     part("Trained on", sources(tokens)),
     ...lessons(tokens, topics, card, () => dialog),
     part("Checks", checks(tokens, health)),
-    card ? h("button.plain", { onclick: () => (dialog.close(), whole(id, card)) }, "The whole card")
+    card ? h("button.plain", { onclick: () => (dialog.close(), openDialog(`Card of ${id}`, "box whole", h("div.prose", {}, render(card)))) }, "The whole card")
       : h("p.muted", {}, "There is no card beside this model."));
 }
 
@@ -59,9 +59,9 @@ function lessons(tokens, topics, card, dialog) {
       bar(parseFloat(sft) / 100), h("span.figure", {}, sft),
       taught && question && h("button.example", { onclick: () => (dialog().close(), submit(question)) }, question));
   };
-  const scores = rowsOf(tokens, "category", "sft").filter(({ category }) => category !== "all")
-    .sort((a, b) => parseFloat(b.sft) - parseFloat(a.sft));
-  const all = rowsOf(tokens, "category", "sft").find(({ category }) => category === "all");
+  const rows = rowsOf(tokens, "category", "sft");
+  const all = rows.find(({ category }) => category === "all");
+  const scores = rows.filter((one) => one !== all).sort((a, b) => parseFloat(b.sft) - parseFloat(a.sft));
   const taught = scores.filter(({ category }) => known.get(category)?.taught ?? true);
   return [part(known.size ? "What it was taught" : "What it was asked", taught.map(row), `Right answers to questions it had not seen (± standard error)${all ? `; of all ${all.items}: ${all.sft}` : ""}. Press a question to ask it.`),
     part("Not taught, only read", scores.filter((score) => !taught.includes(score)).map(row), "What its texts alone have left. As chance: no better than a blind guess.")];
@@ -74,8 +74,4 @@ function checks(tokens, health) {
   const alike = rowsOf(tokens, "runtime", "compared with torch").map((row) => row.runtime.replaceAll("_", " "));
   return [worst && line("Training", HEALTH[worst]), behaviour.has("stop") && line("Answers that end by themselves", behaviour.get("stop")),
     alike.length && line("Answers alike in other runtimes", "yes", alike.join(", "))].filter(Boolean);
-}
-
-function whole(id, card) {
-  openDialog(`Card of ${id}`, "box whole", h("div.prose", {}, render(card)));
 }

@@ -44,14 +44,10 @@ async function request(path, { method = "GET", body, signal } = {}) {
   }
 }
 
+/** Why it failed; of what is not one of our answers the status has to do. */
 async function reason(answer) {
-  try {
-    const { error } = await answer.json();
-    if (error?.message) return error.message;
-  } catch {
-    // Not one of our answers; its status has to do.
-  }
-  return `The server answered ${answer.status} ${answer.statusText}.`;
+  const told = await answer.json().catch(() => null);
+  return told?.error?.message || `The server answered ${answer.status} ${answer.statusText}.`;
 }
 
 export async function getJson(path) {

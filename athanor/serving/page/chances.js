@@ -15,8 +15,6 @@ export function tinted(likely) {
       h("ul.facts", {}, top.map(([other, chance]) => h("li", {}, h("span.grow", {}, visible(other)), bar(chance), h("span.figure", {}, percent(chance)))))];
     return span;
   });
-  const box = h("div.prose.tokens", { tabindex: "0", role: "group",
-    "aria-label": "Tokens by their probability; arrow keys go through them" }, spans);
   const hide = () => box.querySelector(".chances")?.remove();
   const show = ({ target }) => {
     hide();
@@ -25,14 +23,11 @@ export function tinted(likely) {
     box.append(tip);
     place(tip, target);
   };
-  box.addEventListener("pointerover", show);
-  box.addEventListener("focusin", show);
-  box.addEventListener("pointerleave", hide);
-  box.addEventListener("focusout", hide);
-  box.addEventListener("wheel", hide, { passive: true });
-  box.addEventListener("keydown", (event) => {
+  const onkeydown = (event) => {
     const key = { ArrowRight: "ArrowDown", ArrowLeft: "ArrowUp" }[event.key];
     if (key) moveFocus({ key, preventDefault: () => event.preventDefault() }, spans.filter((span) => span.told));
-  });
+  };
+  const box = h("div.prose.tokens", { tabindex: "0", role: "group", "aria-label": "Tokens by their probability; arrow keys go through them",
+    onpointerover: show, onfocusin: show, onpointerleave: hide, onfocusout: hide, onwheel: hide, onkeydown }, spans);
   return box;
 }

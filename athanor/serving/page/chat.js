@@ -4,7 +4,7 @@ import { answers, Problem, send } from "./api.js";
 import * as chats from "./chats.js";
 import { announce, toast } from "./dom.js";
 import { draft, setDraft } from "./drafts.js";
-import { changed, chosenModels, emptyChat, loadModels, modelOf, patchChat, remember, state } from "./state.js";
+import { addressed, changed, chosenModels, emptyChat, loadModels, modelOf, patchChat, remember, state } from "./state.js";
 import { newestUnder, pathTo, put, variants } from "./tree.js";
 
 const WARM = 0.7; // a temperature for another answer, where the chat's own is 0
@@ -16,16 +16,13 @@ addEventListener("pagehide", () => state.lives.forEach((now) => save(now)));
 export async function openChat(id) {
   state.view = "chat";
   state.editing = null;
-  state.opening = null;
   if (id === null) {
     if (state.chat.id !== null) state.chat = { ...emptyChat(), models: chosenModels() };
   } else if (state.lives.has(id)) {
     state.chat = state.lives.get(id).chat;
   } else if (state.chat.id !== id || state.chat.unread) {
-    state.opening = id;
     const chat = await chats.read(id);
-    if (state.opening !== id) return true; // another one was asked for meanwhile
-    state.opening = null;
+    if (addressed() !== id) return true; // another one was asked for meanwhile
     if (!chat) return false;
     state.chat = chat;
   }
@@ -92,7 +89,7 @@ export async function retry({ request, models }) {
   const text = request.content;
   // It was given back to where it came from; what else stands there is not part of it.
   const typed = draft(chat.id);
-  if (typed === text || typed.startsWith(`${text}\n\n`)) setDraft(chat.id, typed.slice(text.length).trimStart());
+  if (`${typed}\n\n`.startsWith(`${text}\n\n`)) setDraft(chat.id, typed.slice(text.length).trimStart());
   if (state.editing?.text === text) state.editing = null;
   changed("composer");
   return run(chat, request, chosenModels(), () => putBack(chat, text));
@@ -220,24 +217,22 @@ async function finish(now, problem, giveBack) {
 export const stop = () => live()?.aborter.abort();
 
 /** Show another variant of `message`: `step` 1 is the next, -1 the one before. */
-export async function flip(message, step) {
+export function flip(message, step) {
   const { chat } = state;
   const all = variants(chat, message);
   const other = all[all.findIndex((one) => one.id === message.id) + step];
-  if (other) await go(newestUnder(chat, other).id);
+  if (other) go(newestUnder(chat, other).id);
 }
 
-async function go(leaf, more = {}) {
-  Object.assign(state.chat, { leaf });
-  changed("thread");
-  await tell(() => patchChat({ leaf, ...more }));
+function go(leaf, more) {
+  tell(() => patchChat({ leaf, ...more }));
+  changed("thread", "composer");
 }
 
 /** Go on with one answer of a comparison, and with its model. */
-export async function pick(message) {
+export function pick(message) {
   remember("model", message.model);
-  await go(message.id, { models: [message.model] });
-  changed("thread", "composer", "picked");
+  go(message.id, { models: [message.model] });
 }
 
 /** Keep a verdict, and maybe what the answer should have been. True if the server has it. */

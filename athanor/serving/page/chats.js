@@ -106,11 +106,10 @@ const fold = (text) => text.normalize("NFKD").toUpperCase().toLowerCase().replac
 function snippet({ content, folded, hits }) {
   const first = Math.min(...hits.map((word) => folded.indexOf(word)));
   const at = Math.round(first * content.length / folded.length); // folding changes lengths
-  let start = Math.max(0, Math.min(at - SNIPPET_CHARS / 2, content.length - SNIPPET_CHARS));
-  const gap = content.indexOf(" ", start);
-  if (start && gap < Math.min(at, start + 20)) start = gap + 1; // begin with a whole word, if one begins near
+  const start = Math.max(0, Math.min(at - SNIPPET_CHARS / 2, content.length - SNIPPET_CHARS));
   const end = start + SNIPPET_CHARS;
-  return (start ? "…" : "") + content.slice(start, end).trim().replace(/\s+/g, " ") + (end < content.length ? "…" : "");
+  const part = content.slice(start, end).trim().replace(/\s+/g, " ");
+  return (start ? part.replace(/^\S{1,20} |^/, "…") : part) + (end < content.length ? "…" : ""); // from a whole word on
 }
 
 /** A title from the first questions: the first that is more than a greeting, else the longest. */

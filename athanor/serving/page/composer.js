@@ -1,7 +1,7 @@
 // The field for questions, with send and stop.
 
 import { ask, live, stop } from "./chat.js";
-import { $ } from "./dom.js";
+import { $, onEnter } from "./dom.js";
 import { draft, setDraft } from "./drafts.js";
 import { chosenModels, continues, on, state } from "./state.js";
 
@@ -15,12 +15,7 @@ export function start() {
     fit();
     buttons();
   });
-  field.addEventListener("keydown", (event) => {
-    // Enter also ends the input of a Chinese, Japanese or Korean word; 229 is how some browsers say so.
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing || event.keyCode === 229) return;
-    event.preventDefault();
-    submit();
-  });
+  onEnter(field, submit);
   $("composer").addEventListener("submit", (event) => (event.preventDefault(), submit()));
   $("composer").addEventListener("pointerdown", (event) => {
     if (event.target === event.currentTarget) setTimeout(() => field.focus());
@@ -28,7 +23,7 @@ export function start() {
   $("stop").addEventListener("click", () => (stop(), field.focus()));
   addEventListener("resize", fit);
   on("composer", refresh);
-  on("fresh", () => matchMedia("(pointer: fine)").matches && field.focus({ preventScroll: true }));
+  on("fresh", focus);
   on("models", buttons);
   refresh();
 }
@@ -36,11 +31,8 @@ export function start() {
 export function submit(text = $("question").value) {
   text = text.trim();
   if (!text || live() || !chosenModels().length) return;
-  const { id } = state.chat;
-  setDraft(id, "");
-  $("question").value = "";
-  fit();
-  buttons();
+  setDraft(state.chat.id, "");
+  refresh();
   ask(text);
 }
 
@@ -50,12 +42,14 @@ function refresh() {
   if (field.value !== text) field.value = text;
   if (shown !== state.chat.id) {
     shown = state.chat.id;
-    // On a phone the focus would open the keyboard over the conversation.
-    if (matchMedia("(pointer: fine)").matches) field.focus({ preventScroll: true });
+    focus();
   }
   fit();
   buttons();
 }
+
+/** On a phone the focus would open the keyboard over the conversation. */
+const focus = () => matchMedia("(pointer: fine)").matches && $("question").focus({ preventScroll: true });
 
 function fit() {
   const field = $("question");

@@ -36,7 +36,7 @@ function draw() {
   view.setAttribute("aria-label", "Corrections");
   const of = (status) => rows.filter((row) => (row.status ?? "candidate") === status);
   const tabs = TABS.map(([status, label]) => h("button", { "aria-pressed": String(tab === status),
-    onclick: (event) => ((tab = status), draw(), refocus(event)), "data-key": status }, `${label} (${of(status).length})`));
+    onclick: () => ((tab = status), draw(), $("view").querySelector("[aria-pressed=true]").focus()) }, `${label} (${of(status).length})`));
   view.replaceChildren(
     h("h1", {}, "Corrections"),
     copyOf("corrections-help"),
@@ -62,22 +62,14 @@ function retraining() {
     told && h("p", { role: "status" }, told), now !== "none" && text && h("pre.muted", {}, text));
 }
 
-function refocus(event) {
-  const { key } = event.target.dataset;
-  if (key) $("view").querySelector(`[data-key="${key}"]`)?.focus();
-}
-
 const prose = (text) => h("div.prose", {}, render(text));
 
 function card(row) {
   const question = row.prompt.filter((message) => message.role === "user").at(-1)?.content ?? "";
   const earlier = row.prompt.length - 1;
   const decide = (status, label, classes) => h("button", { class: classes, onclick: () => settle(row, status) }, label);
-  const actions = {
-    candidate: [decide("rejected", "Reject", "plain"), decide("accepted", "Accept", "primary")],
-    accepted: [decide("candidate", "Take back", "plain")],
-    rejected: [decide("candidate", "Take back", "plain")],
-  }[row.status ?? "candidate"];
+  const actions = tab === "candidate" ? [decide("rejected", "Reject", "plain"), decide("accepted", "Accept", "primary")]
+    : decide("candidate", "Take back", "plain");
   return h("article.correction", { "data-id": row.id, "aria-label": `Correction of: ${question.slice(0, 80)}` },
     h("div.bubble", {}, question),
     h("div.halves", {},

@@ -3,10 +3,14 @@
 export const $ = (id) => document.getElementById(id);
 
 /** An outline icon of index.html, hidden from screen readers. */
-export const icon = (name) => copyOf("icons", `[data-name=${name}]`);
+export function icon(name) {
+  const svg = copyOf("icons");
+  svg.replaceChildren(svg.querySelector(`[data-name=${name}]`));
+  return svg;
+}
 
 /** A copy of what a template of index.html holds. */
-export const copyOf = (id, selector = "*") => $(id).content.querySelector(selector).cloneNode(true);
+export const copyOf = (id) => $(id).content.firstElementChild.cloneNode(true);
 
 /** An element, as "tag.class". `onX` properties are listeners, `for`, `aria-…` and the like attributes, false ones are left out. */
 export function h(tag, properties = {}, ...children) {
@@ -29,6 +33,12 @@ export function iconButton(name, label, onclick, extra = {}) {
   return h("button.icon", { "aria-label": label, title: label, onclick, ...extra }, icon(name));
 }
 
+/** The name and the tooltip of a button that shows none. */
+export function setLabel(element, text) {
+  element.setAttribute("aria-label", text);
+  element.title = text;
+}
+
 export function setIcon(element, name) {
   element.querySelector("svg")?.remove();
   element.prepend(icon(name));
@@ -39,17 +49,13 @@ export function announce(text) {
   $("live").textContent = text;
 }
 
-/** A short note at the foot of the page, with an optional action; returns the function that removes it. */
+/** A short note at the head of the page, with an optional action. */
 export function toast(text, action = null, seconds = 6) {
-  const remove = () => note.remove();
-  const note = h("div.toast", {}, h("span", {}, text));
+  const note = h("div.toast", {}, h("span", {}, text),
+    action && h("button.text", { onclick: () => (note.remove(), action.run()) }, action.label));
   for (const other of [...$("toasts").children]) if (other.firstChild.textContent === text) other.remove();
-  if (action) {
-    note.append(h("button.text", { onclick: () => (remove(), action.run()) }, action.label));
-  }
   $("toasts").append(note);
-  setTimeout(remove, seconds * 1000);
-  return remove;
+  setTimeout(() => note.remove(), seconds * 1000);
 }
 
 /** Copy, also where the clipboard API is not allowed (plain http from another machine). */
@@ -64,10 +70,9 @@ export async function copyText(text, button) {
     field.remove();
     button.focus();
   }
-  const before = button.getAttribute("aria-label");
   setIcon(button, "check");
   announce("Copied");
-  setTimeout(() => (setIcon(button, "copy"), button.setAttribute("aria-label", before)), 1500);
+  setTimeout(() => setIcon(button, "copy"), 1500);
 }
 
 /** A modal dialog with a heading, which removes itself when closed. Escape and a press outside close it. */
@@ -130,9 +135,19 @@ export function place(element, button) {
   element.style.top = `${below ? box.bottom + 4 : Math.max(8, box.top - element.offsetHeight - 4)}px`;
 }
 
-/** Arrow keys, Home and End among `elements`. */
-export function moveFocus(event, elements) {
-  const at = elements.indexOf(document.activeElement);
+/** Enter in a field runs `action`, and Shift+Enter begins a new line. */
+export function onEnter(field, action) {
+  field.addEventListener("keydown", (event) => {
+    // Enter also ends the input of a Chinese, Japanese or Korean word; 229 is how some browsers say so.
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing || event.keyCode === 229) return;
+    event.preventDefault();
+    action();
+  });
+}
+
+/** Arrow keys, Home and End among `elements`, one after another in a ring. */
+export function moveFocus(event, elements, from = document.activeElement) {
+  const at = elements.indexOf(from);
   const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: elements.length - 1 }[event.key];
   if (to === undefined) return;
   event.preventDefault();

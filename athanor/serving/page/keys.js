@@ -15,21 +15,24 @@ const typing = (target) => target.matches?.("input, textarea, select, [contented
 function onKey(event) {
   if (event.isComposing || document.querySelector("dialog[open]")) return;
   const mod = event.ctrlKey || event.metaKey;
-  const key = event.key.toLowerCase();
-  let done = true;
-  if (key === "escape") done = escape(event);
-  else if (mod && !event.shiftKey && !event.altKey && key === "k") focusSearch();
-  else if (mod && event.shiftKey && key === "o") newChat();
-  else if (mod && event.shiftKey && key === "s") openSettings();
-  else if (mod && event.shiftKey && key === "c") [...document.querySelectorAll("[aria-label='Copy the answer']")].at(-1)?.click();
-  else if (!mod && key === "?" && !typing(event.target)) showKeys();
-  else if (key === "arrowup" && event.target.id === "question" && !event.target.value) {
-    const last = [...document.querySelectorAll("[data-key^='edit-']:not(:disabled)")].at(-1);
-    last?.click();
-    document.querySelector("textarea.edit")?.focus();
-    done = Boolean(last);
-  } else done = false;
-  if (done) event.preventDefault();
+  const name = [mod && "mod", mod && event.altKey && "alt", mod && event.shiftKey && "shift", event.key.toLowerCase()].filter(Boolean).join(" ");
+  const last = (selector) => [...document.querySelectorAll(selector)].at(-1);
+  const run = {
+    escape: () => escape(event),
+    "mod k": focusSearch,
+    "mod shift o": newChat,
+    "mod shift s": openSettings,
+    "mod shift c": () => last("[aria-label='Copy the answer']")?.click(),
+    "?": () => !typing(event.target) && showKeys(),
+    arrowup: () => event.target.id === "question" && !event.target.value && edit(last("[data-key^='edit-']:not(:disabled)")),
+  }[name];
+  if (run && run() !== false) event.preventDefault();
+}
+
+function edit(button) {
+  if (!button) return false;
+  button.click();
+  document.querySelector("textarea.edit").focus();
 }
 
 function escape(event) {
@@ -45,7 +48,7 @@ function escape(event) {
   return true;
 }
 
-export function newChat() {
+function newChat() {
   drawer(false);
   location.hash = "#/";
   $("question").focus();

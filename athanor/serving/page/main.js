@@ -5,7 +5,7 @@ import { openChat, reread } from "./chat.js";
 import { elsewhere } from "./chats.js";
 import * as composer from "./composer.js";
 import * as corrections from "./corrections.js";
-import { $, icon, setIcon, toast } from "./dom.js";
+import { $, icon, setIcon, setLabel, toast } from "./dom.js";
 import * as keys from "./keys.js";
 import * as models from "./models.js";
 import * as settings from "./settings.js";
@@ -19,9 +19,7 @@ const RETRY_MS = 2000;
 function theme(name) {
   document.documentElement.dataset.theme = name;
   setIcon($("theme"), THEMES[name][0]);
-  const text = `Colours: ${THEMES[name][1]}`;
-  $("theme").setAttribute("aria-label", text);
-  $("theme").title = text;
+  setLabel($("theme"), `Colours: ${THEMES[name][1]}`);
 }
 
 function nextTheme() {
@@ -35,7 +33,6 @@ function nextTheme() {
 async function route() {
   if (location.hash === "#/corrections") {
     state.view = "corrections";
-    state.opening = null;
     changed("view", "composer");
     return;
   }

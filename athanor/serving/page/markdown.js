@@ -48,8 +48,7 @@ DOMPurify.addHook("uponSanitizeAttribute", (node, data) => {
   if (data.attrName === "class" && !/^(math|tml-left|tml-right|language-[\w+#.-]+|hljs-[\w -]+_?)$/.test(data.attrValue)) data.keepAttr = false;
 });
 DOMPurify.addHook("afterSanitizeAttributes", (node) => {
-  if (node.nodeName !== "A") return;
-  if (!node.hasAttribute("href")) return;
+  if (node.nodeName !== "A" || !node.hasAttribute("href")) return;
   node.setAttribute("target", "_blank");
   node.setAttribute("rel", "noopener noreferrer");
 });
@@ -173,7 +172,7 @@ export class Growing {
     if (!this.blocks.length) this.element.replaceChildren();
     const { links } = tokens;
     // An address that is told at the end is that of links in blocks before it.
-    const known = Object.keys(links).length;
+    const known = JSON.stringify(links);
     if (known !== this.known) for (const block of this.blocks) block.raw = null;
     this.known = known;
     const shown = tokens.filter((token) => token.type !== "space" && token.type !== "def");

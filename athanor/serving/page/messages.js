@@ -2,7 +2,7 @@
 
 import { tinted } from "./chances.js";
 import { answerAgain, ask, feedback, flip, goOn, live, pick, retry } from "./chat.js";
-import { copyText, h, icon, iconButton, toast } from "./dom.js";
+import { copyText, h, icon, iconButton, onEnter, toast } from "./dom.js";
 import { Growing, render } from "./markdown.js";
 import { isTraced, marked, sources, toggleTrace } from "./origins.js";
 import { changed, continues, state } from "./state.js";
@@ -51,11 +51,7 @@ export function userMessage(message, answered = []) {
 function editor(message) {
   const done = () => field.value.trim() && ask(field.value.trim(), message);
   const [field, cancel] = writing("editing", `edit-${message.id}`, "Cancel", { class: "edit", "aria-label": "Edit the question", rows: "3", "data-key": "editor" });
-  field.addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing || event.keyCode === 229) return;
-    event.preventDefault();
-    done();
-  });
+  onEnter(field, done);
   return h("article.message.user.editing", { "aria-label": "You" }, field,
     h("div.end", {}, cancel, h("button.primary", { onclick: done }, "Ask again")));
 }
@@ -84,15 +80,12 @@ function arrows(message) {
 }
 
 /** A stored answer; `column` when it stands beside another one. */
-export function answerMessage(message, { column = false, failed = null } = {}) {
+export function answerMessage(message, { column = false } = {}) {
   const label = message.model;
-  const article = h("article.message.answer", { "aria-label": `Answer of ${label}`, "data-id": message.id });
-  if (column) article.append(h("div.who", {}, label));
-  article.append(prose(message));
   const { verdict } = message.feedback ?? {};
   const vote = (name, kind, text) => iconButton(name, text, () => voted(message, kind), {
     "aria-pressed": String(verdict === kind), "data-key": `${kind}-${message.id}` });
-  article.append(h("div.foot", {}, column ? null : arrows(message),
+  const foot = h("div.foot", {}, column ? null : arrows(message),
     iconButton("copy", "Copy the answer", (event) => copyText(message.content, event.currentTarget)),
     // What goes on with a text answers nothing that could be taught.
     ...continues(message.model) ? [] : [vote("good", "up", "Good answer"), vote("bad", "down", "Bad answer")],
@@ -102,13 +95,11 @@ export function answerMessage(message, { column = false, failed = null } = {}) {
       () => ((state.untinted = !state.untinted), changed("thread")), { "data-key": `chances-${message.id}` }) : null,
     message.content ? iconButton("book", "Where is this from?", () => toggleTrace(message), {
       "aria-pressed": String(isTraced(message)), "data-key": `trace-${message.id}` }) : null,
-    stats(message, column ? null : label), !column && cut(message)), sources(message) ?? "");
-  if (state.correcting?.id === message.id) article.append(correction(message));
-  if (column && !failed) {
-    article.append(h("button.plain.pick", { onclick: () => pick(message), disabled: Boolean(live()),
+    stats(message, column ? null : label), !column && cut(message));
+  return h("article.message.answer", { "aria-label": `Answer of ${label}`, "data-id": message.id }, column && h("div.who", {}, label),
+    prose(message), foot, sources(message), state.correcting?.id === message.id && correction(message),
+    column && h("button.plain.pick", { onclick: () => pick(message), disabled: Boolean(live()),
       "data-key": `pick-${message.id}`, "aria-label": `Go on with the answer of ${label}` }, "Go on with this one"));
-  }
-  return article;
 }
 
 function voted(message, kind) {
@@ -145,13 +136,9 @@ function cut(message) {
 
 function stats(message, label) {
   const { tokens, seconds, reason, forgotten } = message.stats ?? {};
-  const parts = [label];
-  if (tokens) parts.push(`${tokens} tokens`);
-  if (tokens && seconds > 0) parts.push(`${Math.round(tokens / seconds).toLocaleString()} tokens/s`);
-  if (reason === "length") parts.push("cut at the limit");
-  if (reason === "stopped") parts.push("stopped");
-  if (forgotten) parts.push(`oldest ${forgotten === 1 ? "exchange" : `${forgotten} exchanges`} forgotten`);
-  if (message.feedback?.correction) parts.push("corrected");
+  const parts = [label, tokens && `${tokens} tokens`, tokens && seconds > 0 && `${Math.round(tokens / seconds).toLocaleString()} tokens/s`,
+    { length: "cut at the limit", stopped: "stopped" }[reason],
+    forgotten && `oldest ${forgotten === 1 ? "exchange" : `${forgotten} exchanges`} forgotten`, message.feedback?.correction && "corrected"];
   const title = reason === "length" ? "The longest answer is a setting of the chat; the model's context is a limit too."
     : forgotten ? "The conversation is longer than the model's context, so it no longer sees how it began." : null;
   return h("span.stats", { title }, parts.filter(Boolean).join(" · "));
@@ -160,20 +147,14 @@ function stats(message, label) {
 /** An answer that is being made; slot.show draws its text as it grows, `grown` follows each drawing. */
 export function liveAnswer(slot, { column = false, grown, given }) {
   if (slot.message) return answerMessage(slot.message, { column });
-  const label = slot.model;
-  const body = h("div.prose", {});
-  const article = h("article", { class: `message answer live ${slot.phase}`, "aria-label": `Answer of ${label}`, "aria-busy": "true" });
-  if (column) article.append(h("div.who", {}, label));
-  if (slot.problem) {
-    article.append(h("p.refused", {}, icon("warning"), h("span", {}, told(slot.problem.text))));
-    return article;
-  }
-  article.append(body, h("div.foot", {}, h("span.stats", {}, column ? "" : label)));
-  if (!slot.text) {
-    body.append(h("p.waiting", {}, h("span.dots", {}, h("i"), h("i"), h("i")),
-      slot.phase === "loading" && `Loading ${label}…`));
-  }
-  if (continues(slot.model)) {
+  const { model, phase, problem } = slot;
+  const body = h("div.prose", {}, !slot.text && h("p.waiting", {}, h("span.dots", {}, h("i"), h("i"), h("i")),
+    phase === "loading" && `Loading ${model}…`));
+  const article = h("article", { class: `message answer live ${phase}`, "aria-label": `Answer of ${model}`, "aria-busy": "true" },
+    column && h("div.who", {}, model), problem ? h("p.refused", {}, icon("warning"), h("span", {}, told(problem.text)))
+      : [body, h("div.foot", {}, h("span.stats", {}, column ? "" : model))]);
+  if (problem) return article;
+  if (continues(model)) {
     slot.show = () => (continued(body, given).replaceChildren(body.firstChild, slot.text), grown());
     if (slot.text) slot.show();
     return article;

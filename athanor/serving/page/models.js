@@ -2,7 +2,7 @@
 
 import { openAbout } from "./about.js";
 import { live, tell } from "./chat.js";
-import { $, h, icon, openMenu } from "./dom.js";
+import { $, h, icon, openMenu, setLabel } from "./dom.js";
 import { chosenModels, loadModels, modelOf, on, patchChat, remember, state } from "./state.js";
 
 const SOURCES = { export: "this workspace", experiment: "experiment", path: "given folder", undone: "a run that is not done" };
@@ -17,10 +17,8 @@ export function start() {
 const { format: count } = new Intl.NumberFormat("en", { notation: "compact" });
 
 function details(model) {
-  const parts = [SOURCES[model.source] ?? model.source];
-  if (model.parameters) parts.push(`${count(model.parameters)} parameters`);
-  if (model.context_tokens) parts.push(`context ${model.context_tokens.toLocaleString()} tokens`);
-  parts.push(STATES[model.state] ?? model.state);
+  const parts = [SOURCES[model.source] ?? model.source, model.parameters && `${count(model.parameters)} parameters`,
+    model.context_tokens && `context ${model.context_tokens.toLocaleString()} tokens`, STATES[model.state] ?? model.state];
   return h("span.details", {}, parts.filter(Boolean).join(" · "),
     model.reason && h("span.reason", {}, model.reason));
 }
@@ -39,10 +37,8 @@ function draw() {
   $("models").replaceChildren(...buttons);
   if (focused?.startsWith("model-")) $(focused)?.focus();
   const comparing = chosen.length === 2;
-  const text = state.models.length < 2 ? "Comparing needs two models" : comparing ? "Stop comparing" : "Compare two models";
+  setLabel($("compare"), state.models.length < 2 ? "Comparing needs two models" : comparing ? "Stop comparing" : "Compare two models");
   $("compare").setAttribute("aria-pressed", String(comparing));
-  $("compare").setAttribute("aria-label", text);
-  $("compare").title = text;
   $("compare").disabled = state.models.length < 2 || !chosen.length || Boolean(live());
 }
 
@@ -67,8 +63,7 @@ function choose(button, slot) {
 
 function toggle() {
   const [first, second] = chosenModels();
-  if (second) return tell(() => patchChat({ models: [first] }));
   const others = state.models.filter((model) => model.id !== first);
   const other = others.find((model) => model.state !== "failed") ?? others[0];
-  return tell(() => patchChat({ models: [first, other.id] }));
+  return tell(() => patchChat({ models: second ? [first] : [first, other.id] }));
 }

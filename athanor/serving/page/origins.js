@@ -28,8 +28,7 @@ export async function toggleTrace(message) {
 /** The answer as it was written, with its spans marked; null where none are shown. */
 export function marked(message) {
   const { pieces } = traces.get(message.id) ?? {};
-  const code = CODE.test(message.content) && "code-like";
-  return pieces ? h("div", { class: ["prose tokens", code].filter(Boolean).join(" ") }, pieces.map(([text, number]) => number === null ? text
+  return pieces ? h(`div.prose.tokens${CODE.test(message.content) ? ".code-like" : ""}`, {}, pieces.map(([text, number]) => number === null ? text
     : h("mark", {}, text, h("sup", {}, String(number))))) : null;
 }
 

@@ -1,9 +1,19 @@
-// System prompt and sampling of the shown chat; what the drawer holds is in index.html.
+// System prompt and sampling of the shown chat.
 
 import { tell } from "./chat.js";
-import { $, copyOf, openDialog } from "./dom.js";
+import { $, copyOf, h, openDialog } from "./dom.js";
 import { chosenModels, modelOf, on, patchChat, state } from "./state.js";
 
+// name, label, help; of those with a slider its lowest and highest value and its step, and the value where a model has none
+const FIELDS = [
+  ["temperature", "Temperature", "0 always takes the likeliest word; higher is more varied.", 0, 2, 0.05, 0],
+  ["top_k", "Top-k", "Draw among this many likeliest tokens; 0 is all.", 0, 200, 1, 0],
+  ["top_p", "Top-p", "Draw among the likeliest tokens that make up this share.", 0.05, 1, 0.05, 1],
+  ["min_p", "Min-p", "Leave out tokens below this share of the likeliest one.", 0, 1, 0.01, 0],
+  ["repetition_penalty", "Repetition penalty", "Above 1, words used before become less likely.", 0.5, 2, 0.05, 1],
+  ["max_new_tokens", "Longest answer", "In tokens; the model's context is a limit too.", 1, 1024, 1, 256],
+  ["seed", "Seed", "Equal seeds give equal answers; empty draws a new one each time."],
+];
 const TOLD = 5; // likely tokens at each step
 
 export function start() {
@@ -24,8 +34,6 @@ export function open() {
   if (document.querySelector("dialog.drawer") || state.chat.unread) return;
   const { chat } = state;
   const model = modelOf(chosenModels()[0]);
-  const dialog = openDialog("Settings of this chat", "drawer", ...copyOf("chat-settings").children);
-  const part = (selector) => dialog.querySelector(selector);
   const save = (values) => {
     tell(() => patchChat(values, chat));
     show();
@@ -34,39 +42,61 @@ export function open() {
     const { [name]: before, ...sampling } = chat.sampling;
     save({ sampling: value === null ? sampling : { ...sampling, [name]: value } });
   };
-  const lines = [...dialog.querySelectorAll(".field")];
+  const rows = [...FIELDS.map((field) => number(field, model, set)), chances(set)];
   const show = () => {
-    part("#reset").hidden = !Object.keys(chat.sampling).length;
-    for (const line of lines) line.classList.toggle("changed", chat.sampling[line.dataset.name] !== undefined);
-    const on = chat.sampling.top_logprobs !== undefined;
-    part("#set-chances").setAttribute("aria-checked", String(on));
-    part("#set-chances").textContent = on ? "On" : "Off";
+    reset.hidden = !Object.keys(chat.sampling).length;
+    for (const { name, element, fill } of rows) {
+      const own = chat.sampling[name];
+      element.classList.toggle("changed", own !== undefined);
+      fill(own);
+    }
   };
-  const fields = lines.filter((line) => line.querySelector("input")).map((line) => number(line, chat, model, set));
-  part("#system").value = chat.system ?? "";
-  part("#system").addEventListener("input", ({ target }) => save({ system: target.value.trim() }));
-  part("#set-chances").addEventListener("click", () => set("top_logprobs", chat.sampling.top_logprobs === undefined ? TOLD : null));
-  part("#reset").addEventListener("click", () => (save({ sampling: {} }), fields.forEach((fill) => fill())));
-  fields.forEach((fill) => fill());
+  const dialog = openDialog("Settings of this chat", "drawer", ...copyOf("chat-settings").children,
+    h("div.fields", {}, rows.map(({ element }) => element)));
+  const [system, reset] = ["#system", "#reset"].map((selector) => dialog.querySelector(selector));
+  system.value = chat.system ?? "";
+  system.addEventListener("input", () => save({ system: system.value.trim() }));
+  reset.addEventListener("click", () => save({ sampling: {} }));
   show();
   dialog.addEventListener("close", () => $("settings").focus());
 }
 
-/** A field and its slider, where it has one; returns what fills them in. */
-function number(line, chat, model, set) {
-  const { name, usual: plain } = line.dataset;
+/** A setting with its control, and the function that shows the chat's own value there. */
+function row([name, label, help], control, fill, slider, usual) {
+  const id = `help-${name}`;
+  control.setAttribute("aria-describedby", id);
+  return { name, fill, element: h("div.field", {}, h("label", { for: control.id }, label), control, slider, h("p.help", { id }, help, usual)) };
+}
+
+function number(field, model, set) {
+  const [name, label, , low, high, step, plain = ""] = field;
+  const slides = high !== undefined;
   const usual = model?.defaults?.[name] ?? plain;
-  const [field, slider = {}] = line.querySelectorAll("input");
-  if (name === "max_new_tokens" && model?.context_tokens) slider.max = model.context_tokens;
-  const own = line.querySelector(".usual");
-  if (own) own.textContent = ` Model's own: ${usual}.`;
-  line.addEventListener("input", ({ target }) => {
-    if (target === slider) field.value = slider.value;
-    field.classList.toggle("wrong", !field.validity.valid);
-    if (!field.validity.valid) return;
-    slider.value = field.value || usual;
-    set(name, field.value === "" || (own && Number(field.value) === Number(usual)) ? null : Number(field.value));
-  });
-  field.addEventListener("blur", () => (field.value ||= usual));
-  return () => (slider.value = field.value = chat.sampling[name] ?? usual);
+  const input = h("input", { id: `set-${name}`, type: "number", inputmode: "decimal", ...slides
+    ? { min: low === 0.05 ? 0.01 : low, step: "any" } : { min: 0, max: 2 ** 32 - 1, step: 1, placeholder: "random" } });
+  const slider = h("input", { type: "range", min: low, max: (name === "max_new_tokens" && model?.context_tokens) || high, step,
+    tabindex: "-1", "aria-label": label });
+  const take = () => {
+    const { value, validity } = input;
+    if (validity.valid) set(name, value === "" || (slides && Number(value) === Number(usual)) ? null : Number(value));
+  };
+  slider.addEventListener("input", () => ((input.value = slider.value), take()));
+  input.addEventListener("input", take);
+  input.addEventListener("blur", () => (input.value ||= usual));
+  const fill = (own = usual) => {
+    slider.value = own;
+    if (input !== document.activeElement) input.value = own; // else it would be written over while somebody types
+  };
+  return row(field, input, fill, slides && slider, slides && h("span.usual", {}, ` Model's own: ${usual}.`));
+}
+
+function chances(set) {
+  const on = () => button.textContent === "On";
+  const button = h("button.plain", { id: "set-chances", role: "switch", onclick: () => set("top_logprobs", on() ? null : TOLD) });
+  const fill = (own) => {
+    button.textContent = own ? "On" : "Off";
+    button.setAttribute("aria-checked", String(on()));
+  };
+  return row(["top_logprobs", "Probabilities",
+    "Tints the tokens of the next answers by how likely each was; point at one, or tap it, for what else was likely."], button, fill);
 }

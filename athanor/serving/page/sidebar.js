@@ -2,7 +2,7 @@
 
 import { tell } from "./chat.js";
 import * as chats from "./chats.js";
-import { $, h, iconButton, openMenu, toast } from "./dom.js";
+import { $, h, iconButton, moveFocus, openMenu, toast } from "./dom.js";
 import { on, recall, remember, state } from "./state.js";
 
 let words = "";
@@ -16,13 +16,13 @@ export function start() {
     clearTimeout(timer);
     timer = setTimeout(refresh, 120);
   });
-  $("search").addEventListener("keydown", (event) => {
-    if (event.key === "ArrowDown") (event.preventDefault(), $("chats").querySelector("a")?.focus());
-    if (event.key === "Enter") $("chats").querySelector("a")?.click();
-  });
-  $("chats").addEventListener("keydown", (event) => {
-    if (document.activeElement.tagName !== "INPUT") walk(event);
-  });
+  $("search").addEventListener("keydown", (event) => event.key === "Enter" && $("chats").querySelector("a")?.click());
+  for (const place of [$("search"), $("chats")]) {
+    place.addEventListener("keydown", (event) => {
+      const from = document.activeElement.closest("li")?.querySelector("a") ?? $("search");
+      if (/^Arrow(Up|Down)$/.test(event.key)) moveFocus(event, [$("search"), ...$("chats").querySelectorAll("a")], from);
+    });
+  }
   for (const name of ["open-sidebar", "close-sidebar"]) $(name).addEventListener("click", toggle);
   $("shade").addEventListener("click", () => drawer(false));
   $("sidebar").addEventListener("click", (event) => event.target.closest("a") && drawer(false));
@@ -38,15 +38,6 @@ export function start() {
   const exportable = () => ($("export").disabled = !state.chat.messages.length);
   on("chat", exportable);
   on("answered", exportable);
-}
-
-function walk(event) {
-  const links = [...$("chats").querySelectorAll("a")];
-  const to = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-  if (!to) return;
-  event.preventDefault();
-  const at = links.indexOf(document.activeElement.closest("li")?.querySelector("a"));
-  (links[at + to] ?? (to < 0 ? $("search") : links.at(-1)))?.focus();
 }
 
 const narrow = () => matchMedia("(max-width: 760px)").matches;
@@ -99,7 +90,7 @@ function group(chat) {
   return days < 1 ? "Today" : days < 2 ? "Yesterday" : days < 8 ? "Last 7 days" : days < 31 ? "Last 30 days" : "Older";
 }
 
-export const titleOf = (chat) => chat.title || "New chat";
+const titleOf = (chat) => chat.title || "New chat";
 
 function draw() {
   // A field that somebody types a title into stays as it is; its end draws the list.
@@ -117,8 +108,10 @@ function drawList() {
   if (!state.chats.length) parts.push(h("p.muted.none", {}, words ? "Nothing found." : "Your chats will be listed here."));
   $("chats").replaceChildren(...parts);
   if (renaming) $("chats").querySelector("input")?.focus();
-  else if (focused) $("chats").querySelector(`[data-chat="${CSS.escape(focused)}"] a`)?.focus();
+  else if (focused) linkOf(focused)?.focus();
 }
+
+const linkOf = (id) => $("chats").querySelector(`[data-chat="${id}"] a`);
 
 function entry(chat) {
   const current = state.view === "chat" && chat.id === state.chat.id;
@@ -137,10 +130,8 @@ function entry(chat) {
 
 function renameField(chat) {
   const field = h("input.rename", { value: titleOf(chat), "aria-label": "Title of the chat", maxlength: "200" });
-  let over = false;
   const close = (keep) => {
-    if (over) return;
-    over = true;
+    if (renaming !== chat.id) return;
     renaming = null;
     const title = field.value.trim();
     if (keep && title && title !== chat.title) {
@@ -152,7 +143,7 @@ function renameField(chat) {
       });
     }
     draw();
-    $("chats").querySelector(`[data-chat="${CSS.escape(String(chat.id))}"] a`)?.focus();
+    linkOf(chat.id)?.focus();
   };
   field.addEventListener("keydown", (event) => {
     event.stopPropagation();

@@ -10,7 +10,6 @@ export const state = {
   known: false, // whether the server has told its models yet
   chats: [],
   chat: emptyChat(addressed()), // the shown one
-  opening: null, // id of a chat that was asked for and is not here yet
   view: "chat", // or "corrections"
   lives: new Map(), // chat id -> answer that is being made (chat.js)
   problems: new Map(), // chat id or null -> what went wrong last
