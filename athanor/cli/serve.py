@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
     with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C, told again when all has ended
         Server(config).run(sockets=listeners)
     if retraining and retraining.state()["state"] == "running":
-        print("the training on corrections goes on; athanor stop ends it", file=sys.stderr)
+        print("the training on corrections continues; athanor stop ends it", file=sys.stderr)
     return 0
 
 

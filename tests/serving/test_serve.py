@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import sys
 import psutil
 import pytest
 
+from athanor.serving.retraining import FOLDER, LOCK, LOG
 from tests.serving.fake_models import endless  # noqa: F401
 from tests.serving.live import PATIENCE, Live, environment
 
@@ -63,7 +65,20 @@ def test_names_that_were_not_allowed_are_refused_and_a_taken_port_is_named(tmp_p
         status, _, reply = server.ask(None, "/v1/models", Host="evil.example")
         assert status == 403 and "127.0.0.2, box.local only" in reply["error"]["message"]
         assert "add --allow-host evil.example" in reply["error"]["message"]
-        assert f"--port {server.port + 1}" in refusal(tmp_path, "--host", "127.0.0.2", "--port", str(server.port))
+        said = refusal(tmp_path, "--host", "127.0.0.2", "--port", str(server.port))
+        assert f'--port {server.port + 1} (make serve SERVE="--port' in said
+
+
+def test_a_training_that_outlives_the_server_is_named(tmp_path):
+    (tmp_path / "dvc.yaml").touch()
+    (tmp_path / FOLDER).mkdir(parents=True)
+    with open(tmp_path / FOLDER / LOCK, "wb") as lock, Live(tmp_path) as server:
+        (tmp_path / FOLDER / LOG).touch()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert server.ask(None, "/api/state")[2]["retraining"]["state"] == "running"
+        server.process.send_signal(signal.SIGINT)
+        server.process.wait(PATIENCE)
+        assert "the training on corrections continues; athanor stop ends it" in server.said()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
