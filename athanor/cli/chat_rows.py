@@ -70,9 +70,7 @@ def export_rows(feedback: Feedback, args: argparse.Namespace) -> int:
         gone = f"no correction is left to train on: {out} is deleted, and its source taken out of {PARAMS}"
         print("\n".join([*(f"left out: {line}" for line in left_out), gone]))
         return 0
-    copies = len(accepted) - len(left_out) - len(rows)
-    told = f", {copies} accepted corrections say the same as another" if copies else ""
-    _write(out, rows, told, left_out, "" if args.write else WRITE + SOURCE)
+    _write(out, rows, "", left_out, "" if args.write else WRITE + SOURCE)
     if args.write:
         print(_into_params(out))
     return 0

@@ -45,13 +45,14 @@ def rows_to_train(said: Sequence[Row]) -> tuple[list[Row], dict[int, str]]:
             continue
         if row["status"] != "accepted":
             continue
-        # The number tells on the next export that the row came from here; the training reads the messages alone.
-        first = rows.setdefault(
-            key := json.dumps(row["prompt"]), new := {"messages": messages, "correction": row["id"]}
-        )
-        if first["messages"] != messages:
+        first = rows.get(key := json.dumps(row["prompt"]))
+        if first and first["messages"] == messages:
+            left_out[row["id"]] = f"{where}: correction {first['correction']} says the same"
+            continue
+        if first:
             left_out[first["correction"]] = f"correction {first['correction']}: {where} answers the same otherwise"
-            rows[key] = new
+        # The number tells on the next export that the row came from here; the training reads the messages alone.
+        rows[key] = {"messages": messages, "correction": row["id"]}
     return list(rows.values()), left_out
 
 
