@@ -105,11 +105,8 @@ def _read(root: Path, folder: Path, name: str, rev: str) -> Side:
     leaves = {path.stem: facts for path, facts in found.items() if path.parent == LEAVES}
     if not leaves:
         fix = 'git add params.yaml dvc.lock metrics && git commit -m "First run" (it commits the result of now)'
-        of_commit = (
-            git(root, "for-each-ref", "--format=%(refname:lstrip=4)", f"refs/exps/{rev[:2]}/{rev[2:]}") if rev else ""
-        )
-        if of_commit:
-            fix = f"to compare with an experiment of it: athanor compare {' or '.join(of_commit.splitlines())}; else {fix}"
+        if names := git(root, "for-each-ref", "--format=%(refname:lstrip=4)", f"refs/exps/{rev[:2]}/{rev[2:]}").split():
+            fix = f"to compare with an experiment of it: athanor compare {' or '.join(names)}; else {fix}"
         raise InputError("no results there", where=name, fix=fix if rev else "dvc repro, or dvc pull in a clone")
     metrics = {path.stem: facts for path, facts in found.items() if path.parent == METRICS}
     lock_stages = dvc_lock.stages(folder / dvc_lock.LOCK)
@@ -285,17 +282,13 @@ def code_differences(root: Path, a: Side, b: Side) -> dict[str, list[str]]:
 
 
 def inputs(a: Side, b: Side) -> list[str]:
-    """Files and folders that stages read, that no stage made, and that differ: texts, corrections, questions."""
-    outs = {out["path"] for side in (a, b) for entry in side.lock.values() for out in entry.get("outs", ())}
+    """What stages read that is no code and that no stage made (texts, corrections, questions), where it differs."""
+    outs = [Path(out["path"]) for side in (a, b) for row in side.lock.values() for out in row.get("outs", ())]
     read = [
-        {dep["path"]: dep.get("md5", "") for entry in side.lock.values() for dep in entry.get("deps", ())}
-        for side in (a, b)
+        {dep["path"]: dep.get("md5") for row in side.lock.values() for dep in row.get("deps", ())} for side in (a, b)
     ]
-    return [
-        path
-        for path in changed(*read)
-        if not path.startswith(CODE) and not any(_overlap(Path(path), Path(out)) for out in outs)
-    ]
+    own = [Path(path) for path in changed(*read) if not path.startswith(CODE)]
+    return [str(path) for path in own if not any(_overlap(path, out) for out in outs)]
 
 
 def tracked_run(root: Path, run: str) -> dict[str, str]:
@@ -316,7 +309,8 @@ def tracked_run(root: Path, run: str) -> dict[str, str]:
 def compare(root: Path, left: str, right: str) -> dict[str, Any]:
     """Everything about the two sides, ready for JSON."""
     a, b = load(root, left), load(root, right)
-    run_ids = {"a": _run_ids(a), "b": _run_ids(b)}
+    runs_of = [{stage: leaf["run"] for stage, leaf in side.leaves.items()} for side in (a, b)]
+    run_ids = dict(zip("ab", runs_of, strict=True))
     differing = [name for name in run_ids["a"] | run_ids["b"] if run_ids["a"].get(name) != run_ids["b"].get(name)]
     return {
         "a": {"name": a.name, "commit": a.rev},
@@ -333,10 +327,6 @@ def compare(root: Path, left: str, right: str) -> dict[str, Any]:
             for name in differing
         },
     }
-
-
-def _run_ids(side: Side) -> dict[str, str]:
-    return {stage: leaf["run"] for stage, leaf in side.leaves.items()}
 
 
 def options(parser: argparse.ArgumentParser) -> None:
