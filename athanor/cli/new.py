@@ -33,6 +33,7 @@ from athanor.runtime import untracked
 from athanor.runtime.dvc_view import edited_yaml
 from athanor.runtime.schema import check_file, check_values
 from athanor.sizing.optimiser import MAX_WARMUP, derive, half_life
+from athanor.sources import holdout
 from athanor.sources.params import KINDS, FilesSource
 from athanor.text import globs
 from athanor.text.documents import Document
@@ -77,6 +78,7 @@ def proposal(
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", folder.name).strip("-") or "own"
     sources: list[dict[str, Any]] = []
     kept: list[Document] = []
+    read = 0  # bytes that are trained on
     refused: list[InputError] = []
     mixture: dict[str, Any] = {}
     values: dict[tuple[str, ...], Any] = {("sft_data", "max_pad_share"): corpus_gate.PAD_SHARE}
@@ -105,7 +107,8 @@ def proposal(
             continue
         sources.append(source)
         kept += documents
-        size = sum(len(document.text.encode()) for document in documents)
+        size, trained = map(_bytes, (documents, holdout.trained(documents, sections["download"].val_fraction)))
+        read += trained
         mixture[source["name"]] = {"share": float(size), "max_epochs": MAX_EPOCHS}
         for key, value in fitted.settings.items():
             values["clean", "rules", fitted.kind, key] = value
@@ -124,8 +127,7 @@ def proposal(
     total = sum(entry["share"] for entry in mixture.values())
     # More of a little text is learned by heart: Alice in Wonderland, 152 kB, ends at 2.27 bits per byte after four epochs
     # of 130,000 tokens, and at 3.80 after the default's 1,000,000.
-    read = (1 - sections["download"].val_fraction) * total / bytes_per_token
-    if (tokens := round(MAX_EPOCHS * read, -3)) < pretrain.tokens:
+    if (tokens := round(MAX_EPOCHS * read / bytes_per_token, -3)) < pretrain.tokens:
         values["pretrain", "tokens"] = int(tokens)
         # What the second moment remembers fits the run. 222,000 tokens of a manual, three seeds, in pairs: 2.1700 bits per
         # byte and not 2.1734, each time less.
@@ -143,6 +145,10 @@ def proposal(
     if categories.keys() > {"unknown"}:
         values[UNKNOWN_LEFT_OUT] = {name: count for name, count in categories.items() if name != "unknown"}
     return {("download", "sources"): sources, ("mixture", "sources"): mixture, **values}, refused, bytes_per_token
+
+
+def _bytes(documents: Iterable[Document]) -> int:
+    return sum(len(document.text.encode()) for document in documents)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -178,7 +184,7 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(f"  {path}" for path in again[:MOST_NAMED]))
     if not documents:
         raise nothing_read(place, found)
-    size, copies = sum(len(document.text.encode()) for document in documents), Counter(d.id for d in documents)
+    size, copies = _bytes(documents), Counter(d.id for d in documents)
     prose = [document.text for document in documents if document.kind == "prose"]
     print(
         f"\n{size:,} bytes of text in {len(documents):,} pieces, {len(documents) - len(copies):,} of them copies of others;"

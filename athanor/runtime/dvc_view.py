@@ -231,11 +231,14 @@ def cache_folder(root: Path) -> Path:
 def edited_yaml(text: str, values: Mapping[tuple[str | int, ...], Any]) -> str:
     """YAML with values put in at their paths, in the layout in which DVC writes; comments and order are kept."""
     from dvc.utils.serialize import dumps_yaml, parse_yaml_for_update
+    from ruamel.yaml.comments import CommentedMap
 
     data = parse_yaml_for_update(text, "params.yaml")
     for (*path, last), value in values.items():
         inner = data
         for key in path:
             inner = inner[key]
+        if isinstance(inner, CommentedMap) and inner and last not in inner and not inner.fa.flow_style():
+            inner.insert(len(inner) - 1, last, value)  # the blank line after a section belongs to its last key
         inner[last] = value
     return dumps_yaml(data)
