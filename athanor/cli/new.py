@@ -107,8 +107,8 @@ def proposal(
             continue
         sources.append(source)
         kept += documents
-        size, trained = map(_bytes, (documents, holdout.trained(documents, sections["download"].val_fraction)))
-        read += trained
+        size = sum(len(document.text.encode()) for document in documents)
+        read += size - holdout.expected(documents, sections["download"].val_fraction)
         mixture[source["name"]] = {"share": float(size), "max_epochs": MAX_EPOCHS}
         for key, value in fitted.settings.items():
             values["clean", "rules", fitted.kind, key] = value
@@ -147,10 +147,6 @@ def proposal(
     return {("download", "sources"): sources, ("mixture", "sources"): mixture, **values}, refused, bytes_per_token
 
 
-def _bytes(documents: Iterable[Document]) -> int:
-    return sum(len(document.text.encode()) for document in documents)
-
-
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("place", metavar="FOLDER|FILE", help="below corpus/, for example corpus/notes")
     parser.add_argument(
@@ -184,7 +180,7 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(f"  {path}" for path in again[:MOST_NAMED]))
     if not documents:
         raise nothing_read(place, found)
-    size, copies = _bytes(documents), Counter(d.id for d in documents)
+    size, copies = sum(len(document.text.encode()) for document in documents), Counter(d.id for d in documents)
     prose = [document.text for document in documents if document.kind == "prose"]
     print(
         f"\n{size:,} bytes of text in {len(documents):,} pieces, {len(documents) - len(copies):,} of them copies of others;"

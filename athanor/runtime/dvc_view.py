@@ -231,14 +231,15 @@ def cache_folder(root: Path) -> Path:
 def edited_yaml(text: str, values: Mapping[tuple[str | int, ...], Any]) -> str:
     """YAML with values put in at their paths, in the layout in which DVC writes; comments and order are kept."""
     from dvc.utils.serialize import dumps_yaml, parse_yaml_for_update
-    from ruamel.yaml.comments import CommentedMap
 
     data = parse_yaml_for_update(text, "params.yaml")
     for (*path, last), value in values.items():
         inner = data
         for key in path:
             inner = inner[key]
-        if isinstance(inner, CommentedMap) and inner and last not in inner and not inner.fa.flow_style():
-            inner.insert(len(inner) - 1, last, value)  # the blank line after a section belongs to its last key
         inner[last] = value
-    return dumps_yaml(data)
+    # The blank line after a section belongs to its last value: another one has none, and a new key comes after it.
+    apart = set(re.findall(r"\n\n(\w+:)", text))
+    return re.sub(
+        r"\n\n?((?: .*\n)+)(?=(\w+:))", lambda at: f"\n{at[1]}\n" if at[2] in apart else at[0], dumps_yaml(data)
+    )

@@ -45,12 +45,11 @@ def nearest(documents: Iterable[Document], wanted: int) -> set[str]:
     return chosen
 
 
-def trained(documents: Iterable[Document], val_fraction: float) -> list[Document]:
-    """Those of a source's documents that are not held out, as `download` will divide them."""
-    divided = [replace(each, split=split_of(group_of(each), val_fraction)) for each in documents]
-    wanted = ENOUGH - sum(document.split == "val" for document in divided)
-    moved = nearest(divided, wanted) if val_fraction else set()
-    return [document for document in divided if document.split == "train" and group_of(document) not in moved]
+def expected(documents: Iterable[Document], val_fraction: float) -> int:
+    """The bytes of a source's documents that `download` will hold out."""
+    divided = [replace(document, split=split_of(group_of(document), val_fraction)) for document in documents]
+    moved = nearest(divided, ENOUGH - sum(each.split == "val" for each in divided))
+    return sum(len(each.text.encode()) for each in divided if each.split == "val" or group_of(each) in moved)
 
 
 def hold_out(folder: Path, wanted: int) -> list[Document]:
