@@ -111,16 +111,12 @@ def main() -> int:
         return STOPPED if stopped else status
     asked = None if foreign else asked_for(root, arguments)
     lines = [summary.text(root, runs_before, since_ms, stages, asked=asked).rstrip("\n")]
-    clock = duration(time.time() - since_ms / 1000)
-    lines.append(
-        f"Clock     {clock}  (the stages, DVC's work between them, and at most {SHIP_SECONDS:.0f} s for MLflow)"
-    )
     if not foreign and (data_page := report.refresh(root)):
         lines.append(f"Data      {data_page.relative_to(root)}  (what was kept and why; athanor data report --open)")
     if unshipped:
         lines.append("Tracking  the rest of it comes to MLflow with the next run or `make ui`")
     say("\n".join(lines), sys.stdout)
-    notify(DONE, f"athanor repro in {root.name} is done, {clock}")
+    notify(DONE, f"athanor repro in {root.name} is done, {duration(time.time() - since_ms / 1000)}")
     if deaths:
         say("\n" + "\n".join(deaths))
     return 0

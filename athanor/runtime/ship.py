@@ -38,7 +38,7 @@ from athanor.runtime import redact
 from athanor.runtime.journal import Record, alive
 from athanor.runtime.locks import try_lock
 from athanor.runtime.machine import rank_session, step_back
-from athanor.runtime.pulse import Pulse
+from athanor.runtime.pulse import pulse
 from athanor.runtime.store import StoreReplaced, delivery, identity, tracking_uri
 from athanor.runtime.store_check import in_one_line, trouble
 from athanor.runtime.terminal import in_words, say
@@ -96,7 +96,7 @@ def run_folders(root: Path) -> list[Path]:
 
 def by_start(folders: Iterable[Path]) -> list[Path]:
     """The oldest first: a store that is built again then says what it said before."""
-    return [folder for _, folder in sorted((_started(folder), folder) for folder in folders)]
+    return sorted(folders, key=_started)
 
 
 def _started(folder: Path) -> int:
@@ -336,8 +336,8 @@ def _serve(root: Path) -> int:
                 return 0
             (root / ".athanor" / "ship.lock").write_text(f"{os.getpid()}\n")
             try:
-                with Pulse(STUCK_SECONDS, lambda: _trains(root)) as pulse:
-                    unshippable = ship_all(root, pulse.beat)
+                with pulse(STUCK_SECONDS, lambda: _trains(root)) as beat:
+                    unshippable = ship_all(root, beat)
             except StoreReplaced:
                 os.execv(sys.executable, [sys.executable, "-m", "athanor.runtime.ship", "--root", str(root)])
         # A stage that ended between the last look and the release of the lock started no shipper.

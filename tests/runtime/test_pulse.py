@@ -11,14 +11,14 @@ from tests.e2e.clone import ROOT
 
 BEGIN = """
 import time
-from athanor.runtime.pulse import Pulse
+from athanor.runtime.pulse import pulse
 
 def work(seconds):
     until = time.thread_time() + seconds
     while time.thread_time() < until:
         pass
 
-with Pulse(1.0, lambda: False) as pulse:
+with pulse(1.0, lambda: False) as beat:
     begun = time.monotonic()
 """
 SLOWLY = """
@@ -29,7 +29,7 @@ SLOWLY = """
 LONG = """
     for _ in range(4):  # more processor time than it may take between two beats
         work(0.5)
-        pulse.beat()
+        beat()
         time.sleep(0.5)
 """
 
