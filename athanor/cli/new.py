@@ -33,6 +33,7 @@ from athanor.runtime import untracked
 from athanor.runtime.dvc_view import edited_yaml
 from athanor.runtime.schema import check_file, check_values
 from athanor.sizing.optimiser import MAX_WARMUP, derive, half_life
+from athanor.sources import holdout
 from athanor.sources.params import KINDS, FilesSource
 from athanor.text import globs
 from athanor.text.documents import Document
@@ -77,6 +78,7 @@ def proposal(
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", folder.name).strip("-") or "own"
     sources: list[dict[str, Any]] = []
     kept: list[Document] = []
+    read = 0  # bytes that are trained on
     refused: list[InputError] = []
     mixture: dict[str, Any] = {}
     values: dict[tuple[str, ...], Any] = {("sft_data", "max_pad_share"): corpus_gate.PAD_SHARE}
@@ -106,6 +108,7 @@ def proposal(
         sources.append(source)
         kept += documents
         size = sum(len(document.text.encode()) for document in documents)
+        read += size - holdout.expected(documents, sections["download"].val_fraction)
         mixture[source["name"]] = {"share": float(size), "max_epochs": MAX_EPOCHS}
         for key, value in fitted.settings.items():
             values["clean", "rules", fitted.kind, key] = value
@@ -124,8 +127,7 @@ def proposal(
     total = sum(entry["share"] for entry in mixture.values())
     # More of a little text is learned by heart: Alice in Wonderland, 152 kB, ends at 2.27 bits per byte after four epochs
     # of 130,000 tokens, and at 3.80 after the default's 1,000,000.
-    read = (1 - sections["download"].val_fraction) * total / bytes_per_token
-    if (tokens := round(MAX_EPOCHS * read, -3)) < pretrain.tokens:
+    if (tokens := round(MAX_EPOCHS * read / bytes_per_token, -3)) < pretrain.tokens:
         values["pretrain", "tokens"] = int(tokens)
         # What the second moment remembers fits the run. 222,000 tokens of a manual, three seeds, in pairs: 2.1700 bits per
         # byte and not 2.1734, each time less.

@@ -6,6 +6,7 @@ import argparse
 import inspect
 import json
 import json.decoder
+import re
 import shutil
 from pathlib import Path
 
@@ -69,9 +70,10 @@ def test_a_mixed_folder_in_one_go(project, capsys):
     assert sections["mixture"].sources.keys() == {"my-notes", "my-notes-code"}
     assert "unknown" not in sections["battery"].categories and "addition" in sections["battery"].categories
     assert "none of them is about this text" in out
-    # About sixty kilobytes, four times, and not the default's million tokens, which would be learned by heart.
+    # What is trained on of sixty kilobytes, four times, and not the default's million tokens, which would be learned by
+    # heart. Of so few pieces a third is held out.
     pretrain = sections["pretrain"]
-    assert 45_000 <= pretrain.tokens <= 60_000
+    assert 35_000 <= pretrain.tokens <= 45_000
     assert 0.06 * pretrain.tokens <= pretrain.warmup_tokens <= 0.2 * pretrain.tokens
     assert probe.warnings(project, sections) == []  # what it writes it does not blame
 
@@ -127,7 +129,10 @@ def test_code_with_some_pages_stays_code(project, capsys):
 
 def test_another_script_gets_its_settings(project, capsys):
     fill(project / "corpus" / "books", TEXTS["Chinese"])
+    before = (project / "params.yaml").read_text()
     assert cli.call("new", ["corpus/books", "--write"]) == 0
+    glued = r"[^\n]\n(?=[a-z_]+:)|\n\n(?= )"  # a section after no blank line, or a key after one
+    assert re.findall(glued, before) == re.findall(glued, (project / "params.yaml").read_text()) == []
     assert "language: Chinese" in capsys.readouterr().out
     sections = check_file("params.yaml")
     rules = sections["clean"].rules.prose
