@@ -23,10 +23,10 @@ SPELLED = {"exercises": (77.0, 17.0), "docstrings": (77.0, 36.0), "identity": (9
 WRITTEN_TOKENS, SUPERVISED = 350, 0.42  # of one by a person or a large model, and the share of its answers
 # Of a smaller vocabulary more: by the micro build (1,024 ids) and the default's (4,096).
 MADE_VOCABULARY, VOCABULARY_EXPONENT = 4096, -0.27
-IN_SCRIPT = 0.6  # of conversations on a novel in Japanese: 6 bytes a token
+IN_SCRIPT = 0.7  # of conversations on a novel in Japanese: 5 bytes a token
 IDENTITY_ROWS = (102, 82)  # of each repeat of the source identity: without text of one's own, and with it
 DOCSTRINGS_FOUND = 0.9  # of the rows that its maxima allow
-TURN_TOKENS = {"user": 4, "assistant": 1}  # besides its text
+TEMPLATE_TOKENS = 5  # of a question with its answer
 PACKED = 0.985  # of the rows are tokens
 LOOK_BYTES = 4_000_000  # of conversations of one's own that are read
 
@@ -105,19 +105,21 @@ def conversation_tokens(built: Mapping[str, Any], counted: Mapping[str, int] | N
 
     `counted`: rows of sources that are files, where they were other files.
     """
-    uses = {name: use for name, use in built["sft_data"].sources.items() if use.repeats}
-    sources = {source.name: source for source in built["instruct"].sources if source.name in uses}
-    found = {name: _rows(source, built) for name, source in sources.items()}
-    rows = {name: each[0] for name, each in found.items()}
-    own = [name for name, source in sources.items() if getattr(source, "files", None)]
-    rows |= {name: (counted or {}).get(name, rows[name]) for name in own}
-    times = {name: uses[name].repeats + uses[name].follow_ups for name in sources}
-    size = sum(rows[name] * found[name][2] * times[name] for name in own)
-    for name in sources if size else ():  # as chat_data.rows bounds them: by the tokens of their answers
-        if bound := uses[name].times_own:
-            rows[name] = min(rows[name], bound * size / times[name] / found[name][2])
-    tokens, answers = (_epoch(rows, {name: each[i] for name, each in found.items()}, uses) for i in (1, 2))
+    uses, rows, sizes, own = built["sft_data"].sources, {}, {}, 0.0
+    # One's own first: they bound others, by the tokens of answers, as chat_data.rows does.
+    for source in sorted(built["instruct"].sources, key=lambda source: not getattr(source, "files", None)):
+        name, use = source.name, uses.get(source.name)
+        if use is None or not use.repeats:
+            continue
+        rows[name], *sizes[name] = _rows(source, built)
+        times = use.repeats + use.follow_ups
+        if getattr(source, "files", None):
+            rows[name] = (counted or {}).get(name, rows[name])
+            own += rows[name] * times * sizes[name][1]
+        elif use.times_own and own:
+            rows[name] = min(rows[name], use.times_own * own / times / sizes[name][1])
     share = built["sft_data"].replay_share
+    tokens, answers = (_epoch(rows, {name: size[i] for name, size in sizes.items()}, uses) for i in (0, 1))
     return int((tokens + answers * share / (1 - share)) / PACKED)
 
 
@@ -127,17 +129,17 @@ def _epoch(rows: Mapping[str, float], each: Mapping[str, float], uses: Mapping[s
     for name, count in rows.items():
         others = {other: rows[other] for other in rows if other != name} or rows
         before = sum(each[other] * n for other, n in others.items()) / max(sum(others.values()), 1)
-        among_own = uses[name].follow_ups // 2
-        times = uses[name].repeats + uses[name].follow_ups + among_own
-        total += count * (each[name] * times + before * (uses[name].follow_ups - among_own))
+        again = uses[name].follow_ups
+        total += count * (each[name] * (uses[name].repeats + again + again // 2) + before * (again - again // 2))
     return total
 
 
 def _rows(source: Any, built: Mapping[str, Any]) -> tuple[float, float, float]:
     """Conversations of a source, the tokens of one and those of its answers."""
-    vocabulary, longest = built["model"].vocab_size or built["tokenizer"].vocab_size, built["model"].context_tokens
-    made, more = MADE, (vocabulary / MADE_VOCABULARY) ** VOCABULARY_EXPONENT
-    own_text = more
+    longest, made = built["model"].context_tokens, MADE
+    own_text = more = (
+        (built["model"].vocab_size or built["tokenizer"].vocab_size) / MADE_VOCABULARY
+    ) ** VOCABULARY_EXPONENT
     if built["clean"].rules.prose.min_ascii_fraction is None:  # as `athanor new` writes it for text in another script
         made, more, own_text = SPELLED, 1.0, IN_SCRIPT
     if source.type in made:
@@ -150,16 +152,14 @@ def _rows(source: Any, built: Mapping[str, Any]) -> tuple[float, float, float]:
         return IDENTITY_ROWS[own] * source.repeats + own * source.text_rows, tokens, answers
     if source.files:
         with contextlib.suppress(InputError):  # told by the stage
-            files = [path for _, path in messages.find(source)]
-            if sum(path.stat().st_size for path in files) <= LOOK_BYTES:
-                rows = [row.messages for row in messages.conversations(source, 1.0)]
-                sizes = [
-                    (turn.role, len(turn.content.encode()) * own_text / BYTES_PER_TOKEN + TURN_TOKENS.get(turn.role, 0))
-                    for row in rows
-                    for turn in row
-                ]
-                tokens = sum(size for _, size in sizes) / max(len(rows), 1)
-                answers = sum(size for role, size in sizes if role == "assistant") / max(len(rows), 1)
-                return len(rows), min(tokens, longest), min(answers, longest)
+            if sum(path.stat().st_size for _, path in messages.find(source)) <= LOOK_BYTES:
+                texts = [row.messages for row in messages.conversations(source, 1.0)]
+                count, turns = max(len(texts), 1), [turn for row in texts for turn in row]
+                tokens, answers = (
+                    sum(len(turn.content.encode()) for turn in turns if role in turn.role) * own_text / BYTES_PER_TOKEN
+                    for role in ("", "assistant")
+                )
+                tokens += TEMPLATE_TOKENS * len(turns) / 2
+                return len(texts), min(tokens / count, longest), min(answers / count, longest)
     tokens = min(WRITTEN_TOKENS, longest)
     return (source.max_rows or 10_000) * (2 if source.as_typed else 1), tokens, SUPERVISED * tokens
