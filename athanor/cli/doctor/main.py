@@ -134,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         for finding in findings:
             print(finding)
-        print(f"{len(problems)} problems" if problems else "healthy")
+        print(f"problems: {len(problems)}" if problems else "healthy")
     return 1 if problems else 0
 
 
