@@ -112,7 +112,8 @@ def test_edits_that_apply_took_away_come_back(repo: Clone, same_line: bool) -> N
     commit(repo, "lines that do not touch")
     repo.dvc("exp", "run", "-q", "-n", "e", "-S", "x.value=2")
     repo.run("git", "restore", "-SW", "."), repo.dvc("checkout", "-q")
-    params.write_text(spaced.replace("{value: 1" + ", " * same_line, "{value: 9" + ", " * same_line))
+    key = "x" if same_line else "other"
+    params.write_text(spaced.replace(f"{key}: {{value: 1", f"{key}: {{value: 9"))
     (repo.path / "a.py").write_text(f"{CODE}# mine\n")
     for name in ("new", "staged"):
         (repo.path / name).write_text(name)
