@@ -80,36 +80,36 @@ def experiment(checkout: Checkout) -> Iterator[Finding]:
     listed = git(root, "for-each-ref", "--format=%(refname)", "refs/exps").split()
     refs = [name for name in listed if name in REFS or name.startswith("refs/exps/temp/")]
     detached = not git(root, "symbolic-ref", "-q", "HEAD")
-    branch, own = detached_by_dvc(root) if detached and any("/exec/" in name for name in listed) else ("", False)
-    if checkout.dvc or not (refs or branch):
+    if checkout.dvc or not (refs or detached and _detached_by_dvc(root)):
         return
     commands = [f"git update-ref -d {name}" for name in refs]
     if detached:
+        branch = git(root, "rev-parse", "-q", "--symbolic-full-name", "@{-1}") or "refs/heads/BRANCH"
+        made = git(root, "log", "--format=%s", f"{branch}..HEAD").splitlines()
+        own = any(not subject.startswith("dvc: ") for subject in made) and not git(root, "log", f"HEAD..{branch}")
         # Not `git reset`: it keeps the index's times, and takes a file that DVC wrote within that second for unchanged.
-        commands = [f"git symbolic-ref HEAD refs/heads/{branch or 'BRANCH'}", "git read-tree HEAD", *commands]
-    if own and git(root, "merge-base", branch, "HEAD") == git(root, "rev-parse", branch):
-        commands[:2] = [f"git switch -C {branch}"]  # the branch gets the commits that were made since
+        back = [f"git symbolic-ref HEAD {branch}", "git read-tree HEAD"]
+        # Commits that were made since belong on the branch.
+        commands[:0] = [f"git switch -C {branch.removeprefix('refs/heads/')}"] if own else back
     what = " and ".join(["HEAD detached"] * detached + [f"{len(refs)} refs left"] * bool(refs))
     command = " && ".join(commands) + " (docs/outages.md, Killed experiments, says what each keeps)"
     yield Finding("head", "HEAD" if detached else refs[0], f"{what}, by a killed experiment", command)
 
 
-def detached_by_dvc(root: Path) -> tuple[str, bool]:
-    """The branch from which a DVC that was killed detached HEAD, "" for none, and whether commits were made since.
+def _detached_by_dvc(root: Path) -> bool:
+    """Whether the log of HEAD says that a DVC went from a branch to its commit, by the full hash, and never back.
 
-    DVC goes from a branch to its commit by the full hash, and says in the log of HEAD when it is back. Later commands of
-    DVC find HEAD detached and leave it so, after which no ref tells of the kill.
+    Later commands of DVC find HEAD detached and leave it so, after which no ref tells of the kill.
     """
+    if not git(root, "for-each-ref", "refs/exps/exec"):
+        return False
     log = [line.partition(" ")[::2] for line in git(root, "log", "-g", "--format=%H %gs", "HEAD").splitlines()]
-    own = False
-    for (commit, message), (before, _) in itertools.pairwise([*log, ("", "")]):
-        moved = re.fullmatch(r"checkout: moving from (\S+) to (\S+)", message)
-        if moved and not moved[1] == moved[2] == commit:  # else a later experiment
-            return (moved[1], own) if moved[2] == commit == before else ("", own)
+    for (commit, message), (before, _) in itertools.pairwise(log):
+        if message.startswith("checkout: moving from "):
+            return commit == before and message.endswith(f" to {commit}")
         if message.startswith("rebase") or re.match(r"dvc: Restore HEAD to '(?![0-9a-f]{40}')", message):
-            break
-        own |= commit != before and "dvc: " not in message
-    return "", own
+            return False
+    return False
 
 
 def temp_dirs(checkout: Checkout) -> Iterator[Finding]:
