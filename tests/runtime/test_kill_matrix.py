@@ -380,7 +380,8 @@ def test_experiment_killed_while_it_packs(toy: Toy) -> None:
     toy.run("git", "update-ref", "-d", "refs/exps/stash")
     stashed = toy.git("show", "refs/stash:notes") if toy.git("stash", "list") else ""
     assert "my edit" in (stashed, (toy.path / "notes").read_text().strip())
-    assert toy.doctor("--fix")[0] == 0
+    status, rows = toy.doctor("--fix")
+    assert status == 0, rows
 
 
 def _kill_while_it_packs(toy: Toy) -> None:
