@@ -16,7 +16,7 @@ from athanor.export.gguf_writer import K_TYPES, gguf_name, write_gguf
 from athanor.export.huggingface import write_huggingface
 from athanor.export.llamacpp import NotInstalled
 from athanor.export.params import ExportParams
-from athanor.export.parity import Limits, check_llama_cpp, check_transformers, expect, rebuilt
+from athanor.export.parity import Limits, TooCoarse, check_llama_cpp, check_transformers, expect, rebuilt
 from athanor.export.probes import Probe
 from athanor.export.source import Source
 from athanor.tokenizer.tokenizer import ROLE_PIECES, STOP
@@ -81,7 +81,8 @@ def check_files(
     note: Callable[[str], None],
     workers: int = 1,
 ) -> dict[str, Any]:
-    """Facts by runtime, or the reason why llama.cpp was not asked; GateError where a runtime disagrees.
+    """Facts by runtime, or the reason why llama.cpp was not asked; GateError where a runtime disagrees. A file whose
+    rounding costs too much is left out.
 
     `workers` files are given to llama.cpp at a time, each with `threads` of its own.
     """
@@ -102,27 +103,27 @@ def check_files(
     # f32 proves order and meaning of everything to 1e-4; a smaller file differs from it by rounding alone.
     written = [name for name in params.gguf_types if (folder / gguf_name(name)).exists()]
 
-    def check(file_type: str) -> dict[str, Any]:
-        return check_llama_cpp(
-            folder / gguf_name(file_type),
-            file_type,
-            source,
-            probe,
-            expected,
-            limits,
-            threads=threads,
-            timeout_seconds=params.llama_cpp_timeout_seconds,
-            # One will do where every probability has to agree to `logit_tolerance`.
-            positions=1 if file_type == "f32" else params.parity_positions,
-        )
+    def check(file_type: str) -> dict[str, Any] | TooCoarse:
+        try:
+            return check_llama_cpp(
+                folder / gguf_name(file_type),
+                file_type,
+                source,
+                probe,
+                expected,
+                limits,
+                threads=threads,
+                timeout_seconds=params.llama_cpp_timeout_seconds,
+                # One will do where every probability has to agree to `logit_tolerance`.
+                positions=1 if file_type == "f32" else params.parity_positions,
+            )
+        except TooCoarse as error:
+            return error
 
     try:
         with exact_file(folder, source), ThreadPoolExecutor(workers) as pool:
             file_types = ["f32", *(name for name in written if name != "f32")]
-            for file_type, facts in zip(file_types, pool.map(check, file_types), strict=True):
-                if file_type in K_TYPES:
-                    facts |= _k_type_facts(folder / gguf_name(file_type), source, note)
-                parity[f"llama_cpp_{file_type}"] = facts
+            found = dict(zip(file_types, pool.map(check, file_types), strict=True))
     except NotInstalled as reason:
         if params.llama_cpp == "required":
             raise InputError(
@@ -131,8 +132,25 @@ def check_files(
                 fix="pip install xllamacpp, or set export.llama_cpp to if_installed",
             ) from None
         note(f"llama.cpp: NOT CHECKED, the package xllamacpp cannot be imported (pip install xllamacpp); {RERUN_HINT}")
-        parity["llama_cpp"] = "not checked: xllamacpp is not installed"
+        return parity | {"llama_cpp": "not checked: xllamacpp is not installed"}
+    for file_type, facts in found.items():
+        if isinstance(facts, TooCoarse):
+            parity[f"llama_cpp_{file_type}"] = leave_out(folder, file_type, facts, source, note)
+            continue
+        if file_type in K_TYPES:
+            facts |= _k_type_facts(folder / gguf_name(file_type), source, note)
+        parity[f"llama_cpp_{file_type}"] = facts
     return parity
+
+
+def leave_out(folder: Path, file_type: str, error: TooCoarse, source: Source, note: Callable[[str], None]) -> str:
+    """Remove a GGUF file that is too coarse, and say so; the fact for parity. `error` where no other file remains."""
+    (folder / gguf_name(file_type)).unlink()
+    if not any(folder.glob("*.gguf")):
+        raise error
+    write_modelfile(folder, source)
+    note(f"{gguf_name(file_type)}: NOT WRITTEN, {error}")
+    return f"not written: {error.gate}, {error.what}"
 
 
 def _k_type_facts(path: Path, source: Source, note: Callable[[str], None]) -> dict[str, Any]:

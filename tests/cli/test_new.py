@@ -10,9 +10,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from athanor.base.errors import InputError
 from athanor.cli import cli, new, probe
+from athanor.runtime import presets
 from athanor.runtime.schema import check_file
 from athanor.text import globs
 from tests.cli.any_text import CORPORA
@@ -135,6 +137,30 @@ def test_another_script_gets_its_settings(project, capsys):
     assert not sections["classifiers"].weak_labels and sections["sft_data"].max_pad_share == 0.15
     assert sections["sft_data"].sources["identity"].times_own == 2.0
     new.corpus_gate.check_corpus(sections)
+
+
+def test_the_english_chat_of_another_script_is_what_can_be_learned(project, capsys):
+    """Seen with a Japanese novel: "Who are you?" was right in 7 %, and 2 + 2 = 12."""
+    params = presets.values(ROOT / "presets" / "own-text.yaml")
+    params["instruct"]["sources"].append({"type": "messages", "name": "talks", "files": "corpus/talks.jsonl"})
+    params["sft_data"]["sources"]["talks"] = {"repeats": 10}
+    (project / "params.yaml").write_text(yaml.safe_dump(params))
+    fill(project / "corpus" / "books", TEXTS["Chinese"])
+    talk = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]}
+    (project / "corpus/talks.jsonl").write_text(json.dumps(talk))
+    for _ in range(2):
+        written("corpus/books")
+        sections = check_file("params.yaml")
+        assert [source.name for source in sections["instruct"].sources] == ["identity", "talks"]
+        assert sections["instruct"].sources[0].text_rows == 400 and set(sections["sft_data"].sources) == {
+            "identity",
+            "talks",
+        }
+        assert sections["sft_data"].sources["identity"].times_own is None
+        assert sections["battery"].categories.keys() == {"first_words", "identity"}
+        assert any(prompt in TEXTS["Chinese"]["书.txt"] for prompt in sections["pretrain"].sample_prompts)
+    told = capsys.readouterr().out
+    assert "without addition, agreement" in told and "preset use own-text" not in told
 
 
 def test_what_cannot_be_trained_on_is_not_written(project, capsys):
