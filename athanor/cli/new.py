@@ -40,11 +40,8 @@ from athanor.text.documents import Document
 from athanor.text.encodings import DETECT
 
 PARAMS, FITTED = Path("params.yaml"), "own-text"
-# Of a novel in Japanese with ten questions 92 % of fine-tuning was identity, by the letter; of one in English 47 %.
-IDENTITY_TIMES_OWN = 2.0
 BATTERY = ("battery", "categories")
-# Of the English chat what can be learned where English is spelled by the letter: `english_chat`.
-FIRST_WORDS, WORLD_ROWS = ("first_words", "identity"), 400
+EXERCISES, FIRST_WORDS, FEWER = "exercises", ("first_words", "identity"), {"identity": {"text_rows": 400}}
 MAX_EPOCHS = 4.0
 OPENING = 24  # characters of a text that samples continue
 MIN_SHARE_OF_WORDS = 0.15  # function words of a language, for a guess
@@ -115,10 +112,6 @@ def proposal(
             values["clean", "rules", fitted.kind, key] = value
         if fitted.script:
             values["classifiers", "weak_labels"] = False
-            # It is in English, which the tokenizer of such a text spells by the letter.
-            uses = sections["sft_data"].sources
-            if "identity" in uses and "exercises" in uses and uses["identity"].times_own is None:
-                values["sft_data", "sources", "identity", "times_own"] = IDENTITY_TIMES_OWN
     if not sources:
         raise refused[0]
     corpus_gate.check_size(kept)
@@ -140,8 +133,8 @@ def proposal(
         settled = math.ceil(half_life(min(beta2, pretrain.beta2), pretrain.batch_tokens))
         warmup = max(tokens * pretrain.warmup_tokens / pretrain.tokens, min(settled, MAX_WARMUP * tokens))
         values["pretrain", "warmup_tokens"] = int(warmup)
-    openings = (" ".join(kept[len(kept) * third // 3].text.split()[:3])[:OPENING] for third in range(3))
-    values["pretrain", "sample_prompts"] = list(dict.fromkeys(openings))
+    drawn = (kept[len(kept) * part // 4].text for part in (1, 2, 3))
+    values["pretrain", "sample_prompts"] = [" ".join(text.split()[:3])[:OPENING] for text in drawn]
     for entry in mixture.values():
         entry["share"] = round(entry["share"] / total, 3) or 0.001
     # Its questions on real people, places and books may be answered by the text.
@@ -152,23 +145,19 @@ def proposal(
 
 
 def english_chat(params: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
-    """Places in params.yaml with what is left of the preset's English chat where the tokenizer spells English by the letter.
+    """Places in params.yaml with what is left of the preset's chat where the tokenizer spells English by the letter.
 
-    Exercises end in sums such as 2 + 2 = 12; without them the model says that it did not learn to calculate. What it is, it
-    says with all rows of identity (of `times_own: 2.0` 7 % were right), and questions of the world are fewer than those.
+    A Japanese novel: with exercises 2 + 2 was 12, and without them the model says that it did not learn to calculate. With
+    fewer rows of identity 7 % of it were right, so it keeps all but questions of the world.
     """
-    kept = [source for source in params["instruct"]["sources"] if source["type"] != "exercises"]
-    gone = {source["name"] for source in params["instruct"]["sources"]} - {source["name"] for source in kept}
-    use = params["sft_data"]
-    asked = {name: count for name, count in params["battery"]["categories"].items() if name in FIRST_WORDS}
+    use, asked = params["sft_data"], params["battery"]["categories"]
+    kept = [chat for chat in params["instruct"]["sources"] if chat["name"] != EXERCISES]
     return {
-        ("instruct", "sources"): [
-            source | ({"text_rows": WORLD_ROWS} if source["type"] == "identity" else {}) for source in kept
-        ],
-        ("sft_data", "sources"): {name: source for name, source in use["sources"].items() if name not in gone},
-        ("sft_data", "source_priority"): [name for name in use["source_priority"] if name not in gone],
+        ("instruct", "sources"): [chat | FEWER.get(chat["name"], {}) for chat in kept],
+        ("sft_data", "sources"): {chat["name"]: use["sources"].get(chat["name"], {}) for chat in kept},
+        ("sft_data", "source_priority"): [name for name in use["source_priority"] if name != EXERCISES],
         ("sft_data", "max_source_share"): 1.0,  # identity alone, without conversations of one's own
-        BATTERY: asked,
+        BATTERY: {name: asked[name] for name in asked if name in FIRST_WORDS},
     }
 
 
@@ -233,10 +222,11 @@ def run(args: argparse.Namespace) -> int:
             if (kind_of(ending) == "code") == (source["kind"] == "code")
         ):
             source["on_unreadable"] = "skip"  # of some files not every row can be read
-    exercises = sections["sft_data"].sources.get("exercises")
+    before = PARAMS.read_text(encoding="utf-8")
+    exercises = sections["sft_data"].sources.get(EXERCISES)
     fits = exercises is None or exercises.times_own is not None  # as the preset has it
     if exercises and fits and ("classifiers", "weak_labels") in values:
-        values |= english_chat(yaml.safe_load(PARAMS.read_text(encoding="utf-8")))
+        values |= english_chat(yaml.safe_load(before))
     lines: dict[str, Any] = {}
     for path, value in values.items():
         if path == BATTERY:
@@ -251,9 +241,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"\nLines of {PARAMS}, in place of the sources there ({replaced}):\n\n{dumps_yaml(lines)}")
     if BATTERY in values:
         left_out = sections["battery"].categories.keys() - values[BATTERY]
-        why = "its questions on people, places and books may be answered by this text"
-        if left_out != {"unknown"}:
-            why = "what they ask cannot be learned where English is spelled by the letter"
+        why = "this text may answer them, or tell too little English"
         print(f"and battery.categories without {', '.join(sorted(left_out))}: {why}\n")
     if target == place and not is_below:
         name = shlex.quote(f"corpus/{place.resolve().name}")
@@ -263,7 +251,7 @@ def run(args: argparse.Namespace) -> int:
         copied = f"copies it to {target} and " if target != place else ""
         print(f"athanor new --write {copied}puts them there; nothing was changed")
         return 0
-    edited = edited_yaml(PARAMS.read_text(encoding="utf-8"), values)
+    edited = edited_yaml(before, values)
     check_values(yaml.safe_load(edited))
     if target != place:
         copy(place, target)

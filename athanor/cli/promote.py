@@ -120,16 +120,10 @@ def _maker(client: MlflowClient, root: Path, model: AvailableModel, store: str) 
     experiment = client.get_experiment_by_name(EXPERIMENT)
     runs = client.search_runs([experiment.experiment_id], f"tags.`athanor.run` = '{run}'") if experiment else []
     if not runs:
-        what, fix = (
-            f"run {run}, which made it, is not there",
-            "athanor ship --wait 600; for a store that is new, --rebuild",
-        )
+        why, fix = "", "athanor ship --wait 600; for a store that is new, athanor ship --rebuild"
         if not (root / ".athanor" / "runs" / run).is_dir():
-            what, fix = (
-                f"{what}: {compare.ELSEWHERE}",
-                "promote it there, or export it again here: dvc repro -s -f export",
-            )
-        raise InputError(what, where=store, fix=fix)
+            why, fix = f": {compare.ELSEWHERE}", "promote it there, or export it again here: dvc repro -f -s export"
+        raise InputError(f"run {run}, which made it, is not there{why}", where=store, fix=fix)
     return runs[0]
 
 

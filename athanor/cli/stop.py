@@ -12,7 +12,6 @@ would; there, make the file by hand, because this command cannot see the stage.
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 import time
 from pathlib import Path
@@ -78,7 +77,7 @@ def _report_timeout(waiting: list[Path], file: Path, wait: float) -> int:
     text = (
         f"{_labels(waiting)} has not answered in {duration(wait)}: only training saves on request, and a step, a shard"
     )
-    text += f" or a validation may take longer. The request stays; take it back with rm {shlex.quote(str(file))}"
+    text += f" or a validation may take longer. The request stays; take it back with rm {file}"
     print(text, file=sys.stderr)
     return 1
 

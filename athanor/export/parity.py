@@ -33,7 +33,7 @@ FULL_SCALE = 10.0
 FIX = "do not use the files; run `python -m pytest tests/export` and report what it says"
 # f32 has agreed to 1e-4 by then, so order and meaning of all tensors are right, and this is rounding alone.
 ROUNDED = (
-    "the rounding to {0} costs this model more than it may: leave {0} out of export.gguf_types, or allow more with"
+    "the rounding to f16 costs this model more than it may: leave f16 out of export.gguf_types, or allow more with"
     " export.margin_logits"
 )
 
@@ -256,7 +256,7 @@ def check_llama_cpp(
         if ended and len(actual_ids) < len(answer.ids) and answer.ids[: len(actual_ids)] == actual_ids:
             last = answer.ids[len(actual_ids)]
             actual_ids = [*actual_ids, last if last in (source.tokenizer.eos, source.tokenizer.stop) else -1]
-        ties += _count_tie(gate, number, answer, actual_ids, margin, FIX if exact else ROUNDED.format(file_type))
+        ties += _count_tie(gate, number, answer, actual_ids, margin, FIX if exact else ROUNDED)
     return {
         "texts": len(text_numbers),
         "conversations": len(chat_numbers),

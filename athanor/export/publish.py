@@ -101,29 +101,34 @@ def check_files(
         return parity | {"llama_cpp": "not checked: export.llama_cpp is off"}
 
     # f32 proves order and meaning of everything to 1e-4; a smaller file differs from it by rounding alone.
-    written = [name for name in params.gguf_types if (folder / gguf_name(name)).exists()]
+    written = [name for name in params.gguf_types if name != "f32" and (folder / gguf_name(name)).exists()]
 
-    def check(file_type: str) -> dict[str, Any] | TooCoarse:
-        try:
-            return check_llama_cpp(
-                folder / gguf_name(file_type),
-                file_type,
-                source,
-                probe,
-                expected,
-                limits,
-                threads=threads,
-                timeout_seconds=params.llama_cpp_timeout_seconds,
-                # One will do where every probability has to agree to `logit_tolerance`.
-                positions=1 if file_type == "f32" else params.parity_positions,
-            )
-        except TooCoarse as error:
-            return error
+    def check(file_type: str) -> dict[str, Any]:
+        return check_llama_cpp(
+            folder / gguf_name(file_type),
+            file_type,
+            source,
+            probe,
+            expected,
+            limits,
+            threads=threads,
+            timeout_seconds=params.llama_cpp_timeout_seconds,
+            # One will do where every probability has to agree to `logit_tolerance`.
+            positions=1 if file_type == "f32" else params.parity_positions,
+        )
 
     try:
         with exact_file(folder, source), ThreadPoolExecutor(workers) as pool:
-            file_types = ["f32", *(name for name in written if name != "f32")]
-            found = dict(zip(file_types, pool.map(check, file_types), strict=True))
+            checks = {name: pool.submit(check, name) for name in ("f32", *written)}
+        for file_type, made in checks.items():
+            try:
+                facts = made.result()
+            except TooCoarse as error:
+                parity[f"llama_cpp_{file_type}"] = leave_out(folder, file_type, error, source, note)
+                continue
+            if file_type in K_TYPES:
+                facts |= _k_type_facts(folder / gguf_name(file_type), source, note)
+            parity[f"llama_cpp_{file_type}"] = facts
     except NotInstalled as reason:
         if params.llama_cpp == "required":
             raise InputError(
@@ -132,14 +137,7 @@ def check_files(
                 fix="pip install xllamacpp, or set export.llama_cpp to if_installed",
             ) from None
         note(f"llama.cpp: NOT CHECKED, the package xllamacpp cannot be imported (pip install xllamacpp); {RERUN_HINT}")
-        return parity | {"llama_cpp": "not checked: xllamacpp is not installed"}
-    for file_type, facts in found.items():
-        if isinstance(facts, TooCoarse):
-            parity[f"llama_cpp_{file_type}"] = leave_out(folder, file_type, facts, source, note)
-            continue
-        if file_type in K_TYPES:
-            facts |= _k_type_facts(folder / gguf_name(file_type), source, note)
-        parity[f"llama_cpp_{file_type}"] = facts
+        parity["llama_cpp"] = "not checked: xllamacpp is not installed"
     return parity
 
 

@@ -31,17 +31,12 @@ MODEL_CARD = "the texts that my model card lists"
 OWN_SKILL = "answer short questions about my texts"  # with text and conversations of one's own
 
 
-def trained_skills(chats: Sequence[InstructSource]) -> set[str]:
-    """Categories of exercises that have rows."""
-    return {
-        name for chat in chats if isinstance(chat, ExercisesSource) for name, rows in chat.categories.items() if rows
-    }
-
-
 def about(source: IdentitySource, documents: Sequence[DocumentSource], chats: Sequence[InstructSource]) -> About:
     """What a model says of its texts and skills, so that it is true for the sources at hand."""
     python = [isinstance(document, PythonSource) for document in documents]
-    taught = trained_skills(chats)
+    taught = {
+        name for chat in chats if isinstance(chat, ExercisesSource) for name, rows in chat.categories.items() if rows
+    }
     own = [OWN_SKILL for chat in chats if isinstance(chat, MessagesSource) and chat.files and not all(python)]
     skills = tuple(dict.fromkeys([*own, *(phrase for name, phrase in TEXTS["skills"].items() if name in taught)]))
     if not source.from_scratch or not any(python):
@@ -87,7 +82,7 @@ def _about_text(
     """Questions about what one's own text tells of, and others that nobody has taught the answers to; and its sentences."""
     found, sentences = names_and_sentences(documents) if source.text_rows else ([], [])
     rng, rows, known = random.Random(f"{instruct.seed}/{source.name}/text"), [], TEXTS["text"]
-    adds = "addition" in trained_skills(instruct.sources)
+    adds = TEXTS["skills"]["addition"] in about(source, documents, instruct.sources).skills
     for number in range(source.text_rows if sentences else 0):
         x, y = rng.sample(found, 2) if len(found) > 1 else ("", "")
         asked, answers = rng.choice(known["questions"]), known["answers"]

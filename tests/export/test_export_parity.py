@@ -18,7 +18,7 @@ from athanor.export.huggingface import write_huggingface
 from athanor.export.parity import Limits, bound, check_llama_cpp, check_transformers, expect, rebuilt
 from tests.export.conftest import alterations, permuted, unpermuted, write_altered
 
-LIMITS = Limits(logit_tolerance=1e-4, margin_logits=0.1)
+LIMITS = Limits(logit_tolerance=1e-4, margin_logits=0.1, kl=1.0)
 
 
 @pytest.fixture(scope="session")
@@ -180,18 +180,15 @@ def test_llama_permutation_in_a_qwen3_file_is_caught(qwen, tmp_path):
         ask(qwen, tmp_path / "model.gguf", "f32")
 
 
-@pytest.mark.parametrize(("file_type", "seen"), [("f16", "parts at token"), ("q8_0", "mean divergence")])
-def test_small_types_still_see_a_wrong_rotation(file_type, seen, llama, tmp_path):
+@pytest.mark.parametrize("file_type", ["f16", "q8_0"])
+def test_small_types_still_see_a_wrong_rotation(file_type, llama, tmp_path):
     pytest.importorskip("xllamacpp")
     arrays = gguf_writer.tensors(llama.source) | unpermuted(llama.source)
     gguf_writer.write_raw(
         tmp_path / "model.gguf", "llama", gguf_writer.metadata(llama.source, file_type), arrays, file_type
     )
-    with pytest.raises(GateError, match=seen):
-        check_llama_cpp(
-            tmp_path / "model.gguf", file_type, llama.source, llama.probe, llama.expected,
-            replace(LIMITS, kl=0.1 if file_type == "q8_0" else 100), threads=1, timeout_seconds=120,
-        )  # fmt: skip
+    with pytest.raises(GateError, match="mean divergence|parts at token"):
+        ask(llama, tmp_path / "model.gguf", file_type)
 
 
 def test_answers_that_rounding_to_q8_0_parts_are_counted(llama, tmp_path):

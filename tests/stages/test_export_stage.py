@@ -224,30 +224,21 @@ def test_a_missing_quantiser_for_the_only_type_still_has_a_card(project, monkeyp
     verify_files(out)
 
 
-@pytest.mark.parametrize(
-    ("limit", "lower", "why"),
-    [("kl_limit: 0.1", "kl_limit: 1.0e-13", "mean divergence"), ("q8_0: 2.0e-3", "q8_0: 1.0e-9", "apart by")],
-)
-def test_a_type_that_rounds_too_much_is_left_out_while_another_is_there(
-    limit, lower, why, project, monkeypatch, capsys
-):
+@pytest.mark.parametrize("limit, low", [("kl_limit: 0.1", "kl_limit: 1.0e-13"), ("q8_0: 2.0e-3", "q8_0: 1.0e-9")])
+def test_a_type_that_rounds_too_much_is_left_out_while_another_is_there(limit, low, project, monkeypatch, capsys):
     """Seen: three minutes of training ended without any model, for q8_0 alone."""
     pytest.importorskip("xllamacpp")
-    params = PARAMS.replace(limit, lower)
-    monkeypatch.setitem(globals(), "PARAMS", params.replace("[f16, q8_0]", "[q8_0, f16]"))
+    params = PARAMS.replace(limit, low)
+    monkeypatch.setitem(globals(), "PARAMS", params)
     execute(project, "required")
     out = project / "models" / "export"
     verify_files(out)
     assert [path.name for path in out.glob("*.gguf")] == ["model-f16.gguf"]
-    assert "FROM ./model-f16.gguf" in (out / "Modelfile").read_text()
-    said = capsys.readouterr().err
-    assert "model-q8_0.gguf: NOT WRITTEN" in said and why in said and "leave" in said
-    assert why in read_json(out / "parity.json")["llama_cpp_q8_0"]
+    assert "model-q8_0.gguf: NOT WRITTEN, gate" in capsys.readouterr().err
     assert "| llama_cpp_q8_0 | not written: " in (out / "MODEL_CARD.md").read_text()
-    assert "llama_cpp_q8_0" not in read_json(project / "metrics" / "export.json")["parity"]
     before = contents(out)
     monkeypatch.setitem(globals(), "PARAMS", params.replace("[f16, q8_0]", "[q8_0]"))
-    with pytest.raises(GateError, match=why):
+    with pytest.raises(GateError, match="leave (q8_0|it) out"):
         execute(project, "required")
     assert contents(out) == before
 
