@@ -118,6 +118,7 @@ def build(root: Path) -> None:
         "sft": {"tokens": 3000, "supervised_tokens": 1200},
         "eval": {
             "bpb": {"sources": {"docs": rate}, "all": rate},
+            "taught": {"talks": {"taught": {"n": 70, "right": 63}}},
             "battery": {model: score_table(items(), said[model], 1) for model in said},
             "health": {model: health(said[model]) for model in said},
         },
@@ -180,6 +181,7 @@ def test_card_says_what_the_inputs_say(project):
     assert "| identity | 9 | 8 | 1 | Apache-2.0 |" in card
     assert "| docs | 2.500 ± 0.010 | 2.600 ± 0.010 | 3.100 | 3.200 |" in card
     assert "| facts | 10 | 0.0% ± " in card and re.search(r"\| lists \| 10 \| 0.0% ± .* \| 100.0% \|", card)
+    assert "| talks: your own questions, in the words that were taught | 70 | | 90.0% | | |\n| facts " in card
     # The stream holds the source one and a half times, and training read half of the stream.
     assert "| docs | 8,230 | 100.0% | 100.0% | 0.75 |" in card
     # All lists are right, and so is one fixed answer: no knowledge, and the card says so.
