@@ -21,7 +21,7 @@ from athanor.decoding.generate import generate
 from athanor.decoding.sampling import GREEDY
 from athanor.export import llamacpp
 from athanor.export.huggingface import DTYPES
-from athanor.export.perplexity import load_directory
+from athanor.export.perplexity import TooCoarse, load_directory
 from athanor.export.probes import Probe
 from athanor.export.source import Source
 from athanor.export.vocabulary import SPACE
@@ -36,10 +36,6 @@ ROUNDED = (
     "the rounding to f16 costs this model more than it may: leave f16 out of export.gguf_types, or allow more with"
     " export.margin_logits"
 )
-
-
-class TooCoarse(GateError):
-    """The rounding of a small type costs more than it may. The file is right, and others may do."""
 
 
 @dataclass(frozen=True)

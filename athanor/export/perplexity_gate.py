@@ -19,8 +19,8 @@ from athanor.base.errors import GateError, InputError
 from athanor.export.gguf_writer import gguf_name
 from athanor.export.llamacpp import INSTALL, NotInstalled
 from athanor.export.params import ExportParams
-from athanor.export.parity import FIX, FULL_SCALE, TooCoarse, bound, rebuilt
-from athanor.export.perplexity import HuggingFace, LlamaCpp, Ours, Scorer, TextScore
+from athanor.export.parity import FIX, FULL_SCALE, bound, rebuilt
+from athanor.export.perplexity import HuggingFace, LlamaCpp, Ours, Scorer, TextScore, TooCoarse
 from athanor.export.publish import HF_DIR, RERUN_HINT, exact_file, leave_out
 from athanor.export.source import Source
 from athanor.tokenizer.tokenizer import SPACE_MARK, Tokenizer
