@@ -43,6 +43,7 @@ VALUE_KEYS = ("bpb", "score", "rate", "loss", "difference")
 DERIVED = "correct count margin_stderrs low high wins losses p discordance resolves".split()
 NOISE = 2.0  # standard errors of a difference
 DIRECTION = {"bpb": -1, "loss": -1, "score": 1}  # of a rate nobody can say it here
+ELSEWHERE = "made in another checkout: its journal is not here"
 UI = "http://127.0.0.1:5000"
 # By their names in MLflow, whose last part is that of the tables.
 HEADLINE_ROWS = {
@@ -293,7 +294,7 @@ def tracked_run(root: Path, run: str) -> dict[str, str]:
     """The MLflow run of a journal, as link, or why there is none."""
     folder = root / ".athanor" / "runs" / run
     if not folder.is_dir():
-        return {"run": run, "why": "made in another checkout: its journal is not here"}
+        return {"run": run, "why": ELSEWHERE}
     state = delivery(folder)
     if "mlflow_run" not in state:
         return {"run": run, "why": "not in MLflow yet; fix: athanor ship --wait 60"}

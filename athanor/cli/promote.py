@@ -19,6 +19,7 @@ import contextlib
 import importlib.metadata
 import io
 import os
+import shlex
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     client.set_registered_model_alias(NAME, args.alias, version)
     print(f"{args.export} {done} version {version} of '{NAME}' in {redact(uri)}")
     print(f"its alias is '{args.alias}' now. To load it from any directory, in a shell\n")
-    print(f"  export MLFLOW_TRACKING_URI={redact(uri)}\n\nand in Python\n\n  import mlflow")
+    print(f"  export MLFLOW_TRACKING_URI={shlex.quote(redact(uri))}\n\nand in Python\n\n  import mlflow")
     print(f"  chat = mlflow.transformers.load_model('models:/{NAME}@{args.alias}')")
     return 0
 
@@ -119,8 +120,10 @@ def _maker(client: MlflowClient, root: Path, model: AvailableModel, store: str) 
     experiment = client.get_experiment_by_name(EXPERIMENT)
     runs = client.search_runs([experiment.experiment_id], f"tags.`athanor.run` = '{run}'") if experiment else []
     if not runs:
-        fix = "athanor ship --wait 600; for a store that is new, athanor ship --rebuild"
-        raise InputError(f"run {run}, which made it, is not there", where=store, fix=fix)
+        why, fix = "", "athanor ship --wait 600; for a store that is new, athanor ship --rebuild"
+        if not (root / ".athanor" / "runs" / run).is_dir():
+            why, fix = f": {compare.ELSEWHERE}", "promote it there, or export it again here: dvc repro -s -f export"
+        raise InputError(f"run {run}, which made it, is not there{why}", where=store, fix=fix)
     return runs[0]
 
 

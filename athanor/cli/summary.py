@@ -129,6 +129,7 @@ def text(
         tuned=_metrics(root, "lora") if stages else None,
         scores=scores,
         exported=(root / "models" / ("lora-export" if stages else "export") / "MODEL_CARD.md").is_file(),
+        unwritten=unwritten(root),
         aside=[] if stages else _stepped_aside(root),
         health=_health({stage: run for stage, run in after.items() if stage not in older}),
         elsewhere=ELSEWHERE,
@@ -137,6 +138,13 @@ def text(
     )
     lines = (line if whole or len(line) <= COLUMNS else f"{line[: COLUMNS - 3]}..." for line in filled.splitlines())
     return "".join(f"{line}\n" for line in lines)
+
+
+def unwritten(root: Path) -> list[str]:
+    """Types of GGUF files that the export left out."""
+    path = root / "models/export/parity.json"
+    parity = read_json(path) if path.is_file() else {}
+    return [name.removeprefix("llama_cpp_") for name, fact in parity.items() if str(fact).startswith("not written")]
 
 
 def _stepped_aside(root: Path) -> list[str]:

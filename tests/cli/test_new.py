@@ -11,9 +11,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from athanor.base.errors import InputError
 from athanor.cli import cli, new, probe
+from athanor.runtime import presets
 from athanor.runtime.schema import check_file
 from athanor.text import globs
 from tests.cli.any_text import CORPORA
@@ -138,8 +140,24 @@ def test_another_script_gets_its_settings(project, capsys):
     rules = sections["clean"].rules.prose
     assert (rules.english_only, rules.min_stop_word_fraction, rules.min_ascii_fraction) == (False, None, None)
     assert not sections["classifiers"].weak_labels and sections["sft_data"].max_pad_share == 0.15
-    assert sections["sft_data"].sources["identity"].times_own == 2.0
     new.corpus_gate.check_corpus(sections)
+
+
+def test_the_english_chat_of_another_script_is_what_can_be_learned(project, capsys):
+    """Seen with a Japanese novel: "Who are you?" was right in 7 %, and 2 + 2 = 12."""
+    params = presets.values(ROOT / "presets" / "own-text.yaml")
+    params["instruct"]["sources"].append({"type": "messages", "name": "talks", "files": "corpus/talks.jsonl"})
+    params["sft_data"]["sources"]["talks"] = {"repeats": 10}
+    (project / "params.yaml").write_text(yaml.safe_dump(params))
+    fill(project / "corpus" / "books", TEXTS["Chinese"])
+    for _ in range(2):
+        written("corpus/books", checked=False)
+        sections = check_file("params.yaml")
+        assert [source.name for source in sections["instruct"].sources] == ["identity", "talks"]
+        assert sections["sft_data"].sources.keys() == {"identity", "talks"}
+        assert sections["battery"].categories.keys() == {"first_words", "identity"}
+        assert sections["pretrain"].sample_prompts[0] in TEXTS["Chinese"]["书.txt"]
+    assert "preset use own-text" not in capsys.readouterr().out
 
 
 def test_what_cannot_be_trained_on_is_not_written(project, capsys):
@@ -150,7 +168,7 @@ def test_what_cannot_be_trained_on_is_not_written(project, capsys):
     for folder, message in {
         "corpus/small": "too few to learn from",
         "corpus/photos": "no file can be read: unknown file type '.png'. Fix: use text",
-        "outside": "outside of corpus/.*cp -r 'outside' corpus/",
+        "outside": "outside of corpus/.*cp -r outside corpus/",
         "corpus/nowhere": "no such folder or file",
     }.items():
         with pytest.raises(InputError, match=message):
