@@ -110,7 +110,10 @@ def run(args: argparse.Namespace) -> int:
     address = f"http://{url_host(args.host)}:{listeners[0].getsockname()[1]}"
     if args.host in ("0.0.0.0", "::"):
         print("from other machines: the address below, with this machine's own in place of the loopback one")
-    print(f"open {address}/   (OpenAI's protocol: {address}/v1; Ctrl-C stops)", flush=True)
+    print(
+        f"open {address}/   (OpenAI's protocol: {address}/v1; Ctrl-C stops; later experiments need a new start)",
+        flush=True,
+    )
     config = uvicorn.Config(
         app, factory=True, http=Connection, log_level="warning", timeout_graceful_shutdown=5, server_header=False, ws="none",
         limit_concurrency=args.max_requests + OTHER_CONNECTIONS,

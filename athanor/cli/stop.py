@@ -18,12 +18,16 @@ from pathlib import Path
 
 from athanor.base.artifacts import write_text
 from athanor.base.errors import InputError
+from athanor.runtime.dvc_view import busy
 from athanor.runtime.guards import SAVE, STOP
 from athanor.runtime.journal import Record, alive
+from athanor.runtime.locks import locked
 from athanor.runtime.machine import anchor
 from athanor.runtime.progress import duration
 
 POLL = 0.1  # s
+IDLE_POLLS = 20  # without a stage and without DVC, which both are away between two stages
+RETRAINING = ".athanor/retraining/lock"
 WAIT = 120.0  # s; a step and a save, or what is left of a shard
 
 
@@ -34,22 +38,31 @@ def running(root: Path) -> list[Path]:
 
 
 def stop(root: Path, wait: float) -> int:
-    """Each running stage removes the file once, so it is written again until every stage has removed it."""
-    stages, deadline, requests = _stages(root), time.monotonic() + wait, 1
-    waiting, file = list(stages), root / ".athanor" / STOP
-    write_text(file, "")
-    while waiting and time.monotonic() < deadline:
-        time.sleep(POLL)
-        for folder in [folder for folder in waiting if not alive(folder)]:
-            waiting.remove(folder)
-            print(f"{label(folder)}: {_end_text(folder)}")
-        if requests < len(stages) and waiting and not file.exists():
-            requests += 1
+    """Ask until nothing is at work: a stage takes the file once, and ignores one that is older than itself.
+
+    So a pipeline is reached between two stages and in one that is too short to look for the file, by the next one.
+    """
+    if not _pipeline(root):
+        _stages(root)
+    deadline, file, idle = time.monotonic() + wait, root / ".athanor" / STOP, 0
+    known: dict[Path, str] = {}
+    while time.monotonic() < deadline:
+        here = {folder: label(folder) for folder in running(root)}
+        if (here.keys() - known.keys()) or not file.exists():
             write_text(file, "")
-    if not waiting:
-        file.unlink(missing_ok=True)  # a stage that ended by itself has not taken it
-        return 0
-    return _report_timeout(waiting, file, wait)
+        for folder in known.keys() - here.keys():
+            print(f"{known[folder]}: {_end_text(folder)}", flush=True)
+        known, idle = here, 0 if here or _pipeline(root) else idle + 1
+        if idle > IDLE_POLLS:
+            file.unlink(missing_ok=True)
+            return 0
+        time.sleep(POLL)
+    return _report_timeout(list(known), file, wait)
+
+
+def _pipeline(root: Path) -> bool:
+    """Whether DVC or a training that the page has started is at work here."""
+    return bool(busy(root / ".dvc" / "tmp")) or locked(root / RETRAINING)
 
 
 def save(root: Path, wait: float) -> int:
@@ -74,9 +87,8 @@ def _stages(root: Path) -> list[Path]:
 
 
 def _report_timeout(waiting: list[Path], file: Path, wait: float) -> int:
-    text = (
-        f"{_labels(waiting)} has not answered in {duration(wait)}: only training saves on request, and a step, a shard"
-    )
+    who = _labels(waiting) or "the pipeline"
+    text = f"{who} has not answered in {duration(wait)}: only training saves on request, and a step, a shard"
     text += f" or a validation may take longer. The request stays; take it back with rm {file}"
     print(text, file=sys.stderr)
     return 1
@@ -96,7 +108,7 @@ def _end_text(folder: Path) -> str:
         return "killed; the same command goes on from the last checkpoint"
     end = Record(folder / "end.json")
     if end["status"] == "FINISHED":
-        return "was through before it came to stop; the next stage may begin now, ask again then"
+        return "was through before it came to stop"
     return str(end.get("error", end["status"]))
 
 

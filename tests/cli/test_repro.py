@@ -97,6 +97,28 @@ def test_an_interrupt_of_the_whole_group_lets_the_stage_save(tmp_path):
     assert "Stopped on request. The same command goes on from there" in output and "did not finish" not in output
 
 
+def test_stop_reaches_the_pipeline_in_a_stage_that_does_not_look(tmp_path):
+    """It once said "no stage runs here" for all the short stages before training."""
+    short = 'import os, time\nopen("o", "w").write("1")\nwhile not os.path.exists("go"):\n    time.sleep(0.05)\n'
+    graph = "stages:\n  short:\n    cmd: python short.py\n    outs: [o]\n  toy:\n    cmd: python -m stages.toy\n"
+    place_stages(tmp_path, f"{graph}    deps: [o]\n    outs: [p]\n", toy=STAGE)
+    (tmp_path / "short.py").write_text(short)
+    env = environment(**QUIET)
+    for command in (["git", "init", "-q"], [sys.executable, "-m", "dvc", "init", "-q"]):
+        subprocess.run(command, cwd=tmp_path, env=env, check=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    child = subprocess.Popen(REPRO, cwd=tmp_path, env=env, **pipes)
+    until((tmp_path / "o").exists, "the short stage runs")
+    stopping = subprocess.Popen([*REPRO[:-1], "stop"], cwd=tmp_path, env=env, **pipes)
+    until((tmp_path / ".athanor/STOP").exists, "the command has asked")
+    (tmp_path / "go").touch()
+    said, _ = child.communicate(timeout=120)
+    assert child.returncode == 75 and "stopped, checkpoint saved" in said, said
+    told, _ = stopping.communicate(timeout=120)
+    assert stopping.returncode == 0 and "toy (process" in told and "stopped, checkpoint saved" in told, told
+    assert not (tmp_path / ".athanor/STOP").exists()
+
+
 def test_a_failed_run_ends_with_its_error_and_shows_nothing_of_older_runs(toy):
     """The error once stood above 35 lines of the last run's scores and "Chat make serve"."""
     done = toy.run(*REPRO)
