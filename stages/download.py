@@ -49,8 +49,9 @@ def run(run: Run) -> None:
         for source in download.sources:
             started = time.monotonic()
             fetched = document_fetcher.fetch(source, pairs if needs_docstrings and not pairs else None)
-            for name, (tallies[name], provenance[name]) in fetched.items():
-                for remark in remarks(name, provenance[name]):
+            for name, (tally, provenance[name]) in fetched.items():
+                tallies[name] = tally
+                for remark in remarks(name, provenance[name], tally.val["bytes"] / max(tally.bytes, 1)):
                     run.note(remark)
             run.fact(**{f"{names_of(source)[0]}_seconds": round(time.monotonic() - started, 2)})
         label_fetcher = fetcher(run, raw / LABELS, 0.0)

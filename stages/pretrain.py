@@ -84,7 +84,7 @@ def run(run: Run) -> None:
     params = run.params("pretrain", PretrainParams)
     config, vocabulary, schedule, adam, sampler, held_out, inputs = prepare(run, params)
     total, wsd = schedule.total_tokens, params.schedule == "wsd"
-    if (rounds := sampler.epochs(total)["epochs"]) > 1:
+    if (rounds := sampler.epochs(total)["epochs"]) >= 1.05:
         once = f"pretrain.tokens: {round(total / rounds)} reads it once"
         run.note(f"the shards' stream is read {rounds:.1f} times, each source that often times its epochs; {once}")
     result_params = {key: value for key, value in dataclasses.asdict(params).items() if key not in NOT_IN_RESULT}

@@ -231,10 +231,16 @@ def main() -> None:
     write_launcher()
     STAMP.write_text(json.dumps({"digest": wanted(), "chip": chip, "torch": torch}))
     say(f"done in {time.monotonic() - started:.0f} s")
-    if not str(ROOT).isascii():
-        say("this path is not ASCII: before `dvc exp run` with --temp or --queue, ask athanor doctor")
+
+
+def warn_of_accents() -> None:
+    """Each time until it is cured, because DVC queues an experiment without a word and then fails."""
+    config = ROOT / ".dvc" / "config.local"
+    if not str(ROOT).isascii() and not (config.is_file() and re.search(r"(?m)^\s*dir\s*=", config.read_text("utf-8"))):
+        say("this path is not ASCII, and `dvc exp run` with --temp or --queue fails until: athanor doctor --fix")
 
 
 if __name__ == "__main__":
     settle()
     main()
+    warn_of_accents()

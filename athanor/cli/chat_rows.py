@@ -11,8 +11,8 @@ from typing import Any
 from athanor.base.artifacts import write_text
 from athanor.base.errors import InputError
 from athanor.runtime.schema import check_values
-from athanor.serving.feedback import Feedback, Row
-from athanor.text.conversations import Message, check_messages
+from athanor.serving.feedback import Feedback, Row, answer_of, check_row, rows_to_train
+from athanor.serving.retraining import keep
 
 # What params.yaml needs to read the rows. Each is taught in eight wordings, alone and as a later turn: one among some
 # 20,000 conversations that comes once changes nothing.
@@ -51,37 +51,41 @@ def row_options(commands: Any) -> None:
 
 
 def export_rows(feedback: Feedback, args: argparse.Namespace) -> int:
-    """Write all accepted corrections, in the order of their messages, each conversation once.
-
-    Of several corrections of one question that of the later answer is written.
-    """
+    """Write all accepted corrections as rows. With --write and none accepted, take away those of before."""
     out: Path = args.out
     _check_out(out, "correction")
-    rows: dict[str, dict[str, Any]] = {}
-    left_out, said = [], feedback.rows()
-    accepted = [row for row in said if row["status"] == "accepted"]
-    for row in accepted:
-        messages = [*row["prompt"], _answer(row["correction"])]
-        try:
-            _check_row([messages], row, said, f"correction {row['id']}")
-        except InputError as error:
-            left_out.append(str(error))
-            continue
-        # The number tells on the next export that the row came from here; the training reads the messages alone.
-        first = rows.setdefault(json.dumps(row["prompt"]), {"messages": messages, "correction": row["id"]})
-        if first["messages"] != messages:
-            left_out.append(f"correction {first['correction']}: correction {row['id']} answers the same otherwise")
-            rows[json.dumps(row["prompt"])] = {"messages": messages, "correction": row["id"]}
-    if accepted and not rows:
-        raise _all_left_out("accepted correction", left_out, out)
-    if not rows:
+    said = feedback.rows()
+    rows, why = rows_to_train(said)
+    accepted = [row["id"] for row in said if row["status"] == "accepted"]
+    left_out = [why[number] for number in accepted if number in why]
+    if not rows and not (args.write and out.is_file()):
+        if accepted:
+            raise _all_left_out("accepted correction", left_out, out)
         raise InputError("no correction is accepted, nothing was written", where=str(out), fix=SETTLE)
-    copies = len(accepted) - len(left_out) - len(rows)
-    told = f", {copies} accepted corrections say the same as another" if copies else ""
-    _write(out, list(rows.values()), told, left_out, "" if args.write else WRITE + SOURCE)
+    if args.write:
+        print(keep(Path.cwd()))
+    if not rows:
+        _out_of_params(out)
+        out.unlink()
+        gone = f"no correction is left to train on: {out} is deleted, and its source taken out of {PARAMS}"
+        print("\n".join([*(f"left out: {line}" for line in left_out), gone]))
+        return 0
+    _write(out, rows, "", left_out, "" if args.write else WRITE + SOURCE)
     if args.write:
         print(_into_params(out))
     return 0
+
+
+def _out_of_params(out: Path) -> None:
+    """Take out what `_into_params` put in: the source that reads a file, and its sizes."""
+    from dvc.utils.serialize import dumps_yaml, parse_yaml_for_update
+
+    values = parse_yaml_for_update(PARAMS.read_text(encoding="utf-8"), str(PARAMS))
+    sources = values["instruct"]["sources"]
+    for source in [source for source in sources if source.get("files") == out.as_posix()]:
+        sources.remove(source)
+        values["sft_data"]["sources"].pop(source["name"], None)
+    write_text(PARAMS, dumps_yaml(values))
 
 
 def _into_params(out: Path) -> str:
@@ -116,7 +120,7 @@ def export_pairs(feedback: Feedback, args: argparse.Namespace) -> int:
     for worse, row in found:
         answers, where = (row["chosen"], row["rejected"]), f"pair {row['pair']}"
         try:
-            _check_row([[*row["prompt"], _answer(text)] for text in answers], worse, said, where)
+            check_row([[*row["prompt"], answer_of(text)] for text in answers], worse, said, where)
             if row["chosen"].strip() == row["rejected"].strip():
                 raise InputError("both answers say the same", where=where, fix="take one thumb back")
         except InputError as error:
@@ -143,19 +147,6 @@ def _pairs(said: Sequence[Row]) -> Iterator[tuple[Row, dict[str, Any]]]:
                 better.append((f"{row['id']}-{worse['id']}", row["answer"]))
         for name, chosen in better:
             yield worse, {"prompt": worse["prompt"], "chosen": chosen, "rejected": worse["answer"], "pair": name}
-
-
-def _answer(text: str) -> dict[str, str]:
-    return {"role": "assistant", "content": text}
-
-
-def _check_row(conversations: Sequence[list[dict[str, str]]], row: Row, said: Sequence[Row], where: str) -> None:
-    """InputError if a conversation has an empty message, or an answer before that of `row` a thumb down."""
-    for messages in conversations:
-        check_messages([Message(**message) for message in messages], where)
-    if any(one["verdict"] == "down" for one in said if one["message"] in row["path"] and one is not row):
-        fix = "ask again in a new chat, or below the right answer"
-        raise InputError("an earlier answer of its chat has a thumb down", where=where, fix=fix)
 
 
 def _all_left_out(what: str, left_out: list[str], out: Path) -> InputError:

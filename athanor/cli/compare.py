@@ -17,7 +17,7 @@ import math
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,9 +43,15 @@ VALUE_KEYS = ("bpb", "score", "rate", "loss", "difference")
 DERIVED = "correct count margin_stderrs low high wins losses p discordance resolves".split()
 NOISE = 2.0  # standard errors of a difference
 DIRECTION = {"bpb": -1, "loss": -1, "score": 1}  # of a rate nobody can say it here
+ELSEWHERE = "made in another checkout: its journal is not here"
 UI = "http://127.0.0.1:5000"
-HEADLINE_ROWS = [f"{stage}.{path.rpartition('.')[0]}" for stage in HEADLINES for path in HEADLINES[stage].values()]
-CATEGORIES, MAX_CATEGORIES = "eval.battery.", 10
+# By their names in MLflow, whose last part is that of the tables.
+HEADLINE_ROWS = {
+    f"{stage}.{path.rpartition('.')[0]}": f"{stage}.{name}"
+    for stage in HEADLINES
+    for name, path in HEADLINES[stage].items()
+}
+CATEGORIES, MAX_CATEGORIES = ("eval.battery.", "eval.gold."), 10
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,9 @@ def _read(root: Path, folder: Path, name: str, rev: str) -> Side:
     found = {Path(path): read_json(file) for path, file in sorted(files.items()) if file.is_file()}
     leaves = {path.stem: facts for path, facts in found.items() if path.parent == LEAVES}
     if not leaves:
-        fix = 'after a run: git add params.yaml dvc.lock metrics && git commit -m "First run"'
+        fix = 'git add params.yaml dvc.lock metrics && git commit -m "First run" (it commits the result of now)'
+        if names := git(root, "for-each-ref", "--format=%(refname:lstrip=4)", f"refs/exps/{rev[:2]}/{rev[2:]}").split():
+            fix = f"to compare with an experiment of it: athanor compare {' or '.join(names)}; else {fix}"
         raise InputError("no results there", where=name, fix=fix if rev else "dvc repro, or dvc pull in a clone")
     metrics = {path.stem: facts for path, facts in found.items() if path.parent == METRICS}
     lock_stages = dvc_lock.stages(folder / dvc_lock.LOCK)
@@ -127,13 +135,13 @@ def changed(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, 
     return {name: (old.get(name), new.get(name)) for name in (old | new) if old.get(name) != new.get(name)}
 
 
-def values_with_stderr(value: Any, prefix: str = "") -> Iterator[tuple[str, str, float, float | None]]:
-    """Name, kind, value and standard error of everything that has an error."""
+def values_with_stderr(value: Any, prefix: str = "") -> Iterator[tuple[str, str, float, float | None, Sequence[float]]]:
+    """Name, kind, value, standard error and single items (none: not known) of everything that has an error."""
     if not isinstance(value, Mapping):
         return
     kind = next((kind for kind in VALUE_KEYS if kind in value), "")
     if "stderr" in value and kind:
-        yield prefix, kind, value[kind], value["stderr"]
+        yield prefix, kind, value[kind], value["stderr"], value.get("each", ())
         return
     for key, item in value.items():
         yield from values_with_stderr(item, f"{prefix}.{key}" if prefix else key)
@@ -143,39 +151,44 @@ def measures(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]
     """A row for everything that both sides measured, whatever they measured it on."""
     values_b = {name: values for name, _, *values in values_with_stderr(b)}
     return [
-        compare_values(name, kind, *values_a, *values_b[name])
+        compare_values(name, kind, values_a, values_b[name])
         for name, kind, *values_a in values_with_stderr(a)
         if name in values_b
     ]
 
 
-def compare_values(
-    name: str, kind: str, a: float, a_stderr: float | None, b: float, b_stderr: float | None
-) -> dict[str, Any]:
-    """A row that compares one number of both sides; beyond_noise is None where a standard error is not known.
+def compare_values(name: str, kind: str, side_a: Sequence[Any], side_b: Sequence[Any]) -> dict[str, Any]:
+    """A row that compares one number of both sides (value, error, items); beyond_noise is None without an error.
 
-    Errors are added as if the two were independent: both saw the same items, so this is cautious.
+    With the items of both it is that of their differences, if the true one is 0: so fewer than five never pass. Without, errors
+    are added as if the two were independent.
     """
+    (a, a_stderr, items_a), (b, b_stderr, items_b) = side_a, side_b
+    changes = [y - x for x, y in zip(items_a, items_b, strict=True)] if len(items_a) == len(items_b) else []
+    total = sum(changes)
     noise = None if a_stderr is None or b_stderr is None else NOISE * math.hypot(a_stderr, b_stderr)
+    if noise is not None and total:
+        noise = NOISE * abs(b - a) * math.hypot(*changes) / abs(total)
     beyond = False if a == b else None if noise is None else abs(b - a) > noise
     better = (b - a) * DIRECTION[kind] > 0 if beyond and kind in DIRECTION else None
     row: dict[str, Any] = {"name": name, "a": a, "b": b, "a_stderr": a_stderr, "b_stderr": b_stderr}
+    row |= {"label": HEADLINE_ROWS.get(name, name), "paired": bool(total)}
     return {**row, "difference": b - a, "noise": noise, "beyond_noise": beyond, "better": better}
 
 
 def first_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those that answer which is better: the headlines, and the categories of the battery that differ most."""
+    """Those that answer which is better: the headlines, and the categories that differ by most of their noise."""
     differing = {row["name"]: row for row in rows if row["difference"]}
     headlines = [differing.pop(name) for name in HEADLINE_ROWS if name in differing]
     categories = [row for row in differing.values() if row["name"].startswith(CATEGORIES) and row["beyond_noise"]]
-    return headlines + sorted(categories, key=lambda row: -abs(row["difference"]))[:MAX_CATEGORIES]
+    return headlines + sorted(categories, key=lambda row: row["noise"] / abs(row["difference"]))[:MAX_CATEGORIES]
 
 
 def other_metrics(a: Side, b: Side) -> dict[str, tuple[Any, Any]]:
     with_error = {name for side in (a, b) for name, *_ in values_with_stderr(side.metrics)}
     redundant = {f"{name}.{leaf}" for name in with_error for leaf in (*VALUE_KEYS, "stderr", *DERIVED)}
-    pairs = changed(a.metrics, b.metrics).items()
-    return {name: pair for name, pair in pairs if name not in redundant and not name.startswith("eval.taught.")}
+    pairs = {name: pair for name, pair in changed(a.metrics, b.metrics).items() if ".each." not in name}
+    return {name: pair for name, pair in pairs.items() if name not in redundant and not name.startswith("eval.taught.")}
 
 
 def warnings(a: Side, b: Side) -> list[str]:
@@ -236,7 +249,7 @@ def judged(rows: list[dict[str, Any]], a: Side, b: Side) -> list[dict[str, Any]]
         subject = next((beginning for beginning in items[0] if name.startswith(beginning)), "")
         return not subject or bool(items[0][subject] & items[1][subject])
 
-    unknown = {"beyond_noise": None, "better": None}
+    unknown = {"beyond_noise": None, "better": None, "noise": None}
     return [{**row, **({} if (equal := same(row["name"])) else unknown), "same_items": equal} for row in rows]
 
 
@@ -283,7 +296,7 @@ def tracked_run(root: Path, run: str) -> dict[str, str]:
     """The MLflow run of a journal, as link, or why there is none."""
     folder = root / ".athanor" / "runs" / run
     if not folder.is_dir():
-        return {"run": run, "why": "made in another checkout: its journal is not here"}
+        return {"run": run, "why": ELSEWHERE}
     state = delivery(folder)
     if "mlflow_run" not in state:
         return {"run": run, "why": "not in MLflow yet; fix: athanor ship --wait 60"}
@@ -297,12 +310,14 @@ def tracked_run(root: Path, run: str) -> dict[str, str]:
 def compare(root: Path, left: str, right: str) -> dict[str, Any]:
     """Everything about the two sides, ready for JSON."""
     a, b = load(root, left), load(root, right)
-    run_ids = {"a": _run_ids(a), "b": _run_ids(b)}
+    read = (dvc_lock.inputs(side.lock) for side in (a, b))
+    run_ids = {key: {stage: leaf["run"] for stage, leaf in side.leaves.items()} for key, side in (("a", a), ("b", b))}
     differing = [name for name in run_ids["a"] | run_ids["b"] if run_ids["a"].get(name) != run_ids["b"].get(name)]
     return {
         "a": {"name": a.name, "commit": a.rev},
         "b": {"name": b.name, "commit": b.rev},
         "params": changed(a.params, b.params),
+        "inputs": [path for path in changed(*read) if not path.startswith(CODE)],
         "code": code_differences(root, a, b),
         "measures": judged(measures(a.metrics, b.metrics), a, b),
         "taught": [side.metrics.get("eval", {}).get("taught", {}) for side in (a, b)],
@@ -313,10 +328,6 @@ def compare(root: Path, left: str, right: str) -> dict[str, Any]:
             for name in differing
         },
     }
-
-
-def _run_ids(side: Side) -> dict[str, str]:
-    return {stage: leaf["run"] for stage, leaf in side.leaves.items()}
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -33,16 +34,17 @@ from athanor.runtime import untracked
 from athanor.runtime.dvc_view import edited_yaml
 from athanor.runtime.schema import check_file, check_values
 from athanor.sizing.optimiser import MAX_WARMUP, derive, half_life
+from athanor.sources import holdout
 from athanor.sources.params import KINDS, FilesSource
 from athanor.text import globs
 from athanor.text.documents import Document
 from athanor.text.encodings import DETECT
 
 PARAMS, FITTED = Path("params.yaml"), "own-text"
-# Of a novel in Japanese with ten questions 92 % of fine-tuning was identity, by the letter; of one in English 47 %.
-IDENTITY_TIMES_OWN = 2.0
-UNKNOWN_LEFT_OUT = ("battery", "categories")
+BATTERY = ("battery", "categories")
+EXERCISES, FIRST_WORDS, FEWER = "exercises", ("first_words", "identity"), {"identity": {"text_rows": 400}}
 MAX_EPOCHS = 4.0
+OPENING = 24  # characters of a text that samples continue
 MIN_SHARE_OF_WORDS = 0.15  # function words of a language, for a guess
 
 
@@ -77,6 +79,7 @@ def proposal(
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", folder.name).strip("-") or "own"
     sources: list[dict[str, Any]] = []
     kept: list[Document] = []
+    read = 0  # bytes that are trained on
     refused: list[InputError] = []
     mixture: dict[str, Any] = {}
     values: dict[tuple[str, ...], Any] = {("sft_data", "max_pad_share"): corpus_gate.PAD_SHARE}
@@ -106,15 +109,12 @@ def proposal(
         sources.append(source)
         kept += documents
         size = sum(len(document.text.encode()) for document in documents)
+        read += size - holdout.expected(documents, sections["download"].val_fraction)
         mixture[source["name"]] = {"share": float(size), "max_epochs": MAX_EPOCHS}
         for key, value in fitted.settings.items():
             values["clean", "rules", fitted.kind, key] = value
         if fitted.script:
             values["classifiers", "weak_labels"] = False
-            # It is in English, which the tokenizer of such a text spells by the letter.
-            identity = sections["sft_data"].sources.get("identity")
-            if identity is not None and identity.times_own is None:
-                values["sft_data", "sources", "identity", "times_own"] = IDENTITY_TIMES_OWN
     if not sources:
         raise refused[0]
     corpus_gate.check_size(kept)
@@ -124,8 +124,7 @@ def proposal(
     total = sum(entry["share"] for entry in mixture.values())
     # More of a little text is learned by heart: Alice in Wonderland, 152 kB, ends at 2.27 bits per byte after four epochs
     # of 130,000 tokens, and at 3.80 after the default's 1,000,000.
-    read = (1 - sections["download"].val_fraction) * total / bytes_per_token
-    if (tokens := round(MAX_EPOCHS * read, -3)) < pretrain.tokens:
+    if (tokens := round(MAX_EPOCHS * read / bytes_per_token, -3)) < pretrain.tokens:
         values["pretrain", "tokens"] = int(tokens)
         # What the second moment remembers fits the run. 222,000 tokens of a manual, three seeds, in pairs: 2.1700 bits per
         # byte and not 2.1734, each time less.
@@ -136,13 +135,32 @@ def proposal(
         settled = math.ceil(half_life(min(beta2, pretrain.beta2), pretrain.batch_tokens))
         warmup = max(tokens * pretrain.warmup_tokens / pretrain.tokens, min(settled, MAX_WARMUP * tokens))
         values["pretrain", "warmup_tokens"] = int(warmup)
+    drawn = (kept[len(kept) * part // 4].text for part in (1, 2, 3))
+    values["pretrain", "sample_prompts"] = [" ".join(text.split()[:3])[:OPENING] for text in drawn]
     for entry in mixture.values():
         entry["share"] = round(entry["share"] / total, 3) or 0.001
     # Its questions on real people, places and books may be answered by the text.
     categories = sections["battery"].categories
     if categories.keys() > {"unknown"}:
-        values[UNKNOWN_LEFT_OUT] = {name: count for name, count in categories.items() if name != "unknown"}
+        values[BATTERY] = {name: count for name, count in categories.items() if name != "unknown"}
     return {("download", "sources"): sources, ("mixture", "sources"): mixture, **values}, refused, bytes_per_token
+
+
+def english_chat(params: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
+    """Places in params.yaml with what is left of the preset's chat where the tokenizer spells English by the letter.
+
+    A Japanese novel: with exercises 2 + 2 was 12, and without them the model says that it did not learn to calculate. With
+    fewer rows of identity 7 % of it were right, so it keeps all but questions of the world.
+    """
+    use, asked = params["sft_data"], params["battery"]["categories"]
+    kept = [chat for chat in params["instruct"]["sources"] if chat["name"] != EXERCISES]
+    return {
+        ("instruct", "sources"): [chat | FEWER.get(chat["name"], {}) for chat in kept],
+        ("sft_data", "sources"): {chat["name"]: use["sources"].get(chat["name"], {}) for chat in kept},
+        ("sft_data", "source_priority"): [name for name in use["source_priority"] if name != EXERCISES],
+        ("sft_data", "max_source_share"): 1.0,  # identity alone, without conversations of one's own
+        BATTERY: {name: asked[name] for name in asked if name in FIRST_WORDS},
+    }
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -206,9 +224,14 @@ def run(args: argparse.Namespace) -> int:
             if (kind_of(ending) == "code") == (source["kind"] == "code")
         ):
             source["on_unreadable"] = "skip"  # of some files not every row can be read
+    before = PARAMS.read_text(encoding="utf-8")
+    exercises = sections["sft_data"].sources.get(EXERCISES)
+    fits = exercises is None or exercises.times_own is not None  # as the preset has it
+    if exercises and fits and ("classifiers", "weak_labels") in values:
+        values |= english_chat(yaml.safe_load(before))
     lines: dict[str, Any] = {}
     for path, value in values.items():
-        if path == UNKNOWN_LEFT_OUT:
+        if path == BATTERY:
             continue
         inner = lines
         for key in path[:-1]:
@@ -218,18 +241,19 @@ def run(args: argparse.Namespace) -> int:
         print(f"pretrain.tokens ({sections['pretrain'].tokens:,}) reads about {share:.0%} of it, once")
     replaced = ", ".join(sections["download"].names)
     print(f"\nLines of {PARAMS}, in place of the sources there ({replaced}):\n\n{dumps_yaml(lines)}")
-    if UNKNOWN_LEFT_OUT in values:
-        print(
-            "and battery.categories without 'unknown': its questions on people, places and books may be answered by this text\n"
-        )
+    if BATTERY in values:
+        left_out = sections["battery"].categories.keys() - values[BATTERY]
+        why = "this text may answer them, or tell too little English"
+        print(f"and battery.categories without {', '.join(sorted(left_out))}: {why}\n")
     if target == place and not is_below:
-        fix = f"cp -r '{place}' corpus/ && athanor new 'corpus/{place.resolve().name}' --write"
+        name = shlex.quote(f"corpus/{place.resolve().name}")
+        fix = f"cp -r {shlex.quote(str(place))} corpus/ && athanor new {name} --write"
         raise InputError("lies outside of corpus/, where DVC would see no change of it", where=place, fix=fix)
     if not args.write:
         copied = f"copies it to {target} and " if target != place else ""
         print(f"athanor new --write {copied}puts them there; nothing was changed")
         return 0
-    edited = edited_yaml(PARAMS.read_text(encoding="utf-8"), values)
+    edited = edited_yaml(before, values)
     check_values(yaml.safe_load(edited))
     if target != place:
         copy(place, target)
@@ -241,10 +265,8 @@ def run(args: argparse.Namespace) -> int:
     print(
         "from conversations (instruct.sources), and none of them is about this text: docs/own-data.md, 'Answers about your"
     )
-    exercises = sections["sft_data"].sources.get("exercises")
-    fitted = exercises is not None and exercises.times_own is not None  # as the preset has it
     again = f" Fine-tuning that fits them: `athanor preset use {FITTED}`, then this command again."
-    print(f"text', says how to add some.{'' if fitted else again}")
+    print(f"text', says how to add some.{'' if fits else again}")
     if reminder := untracked.reminder(target):
         print(reminder)
     return 0

@@ -19,6 +19,7 @@ import contextlib
 import importlib.metadata
 import io
 import os
+import shlex
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,7 +46,7 @@ NAME = "athanor"  # in the registry
 EXAMPLE = {"messages": [{"role": "user", "content": "What does HTTP 404 mean?"}]}
 PACKAGES = ("mlflow", "torch", "transformers")  # what a loaded model needs
 DIGEST_TAG = "athanor.export"
-SHIP_SECONDS = 600.0  # a busy machine took two minutes; a store that is down is not waited for
+SHIP_SECONDS = 600.0  # a store that is down is not waited for
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -75,12 +76,12 @@ def run(args: argparse.Namespace) -> int:
     if same:
         version, done = same[0], "was registered before as"
     else:
-        print("writing the model into MLflow, about half a minute", flush=True)
+        print("writing the model into MLflow: half a minute, on a busy machine some minutes", flush=True)
         version, done = _register(client, folder, _maker(client, root, model, redact(uri)), digest), "is registered as"
     client.set_registered_model_alias(NAME, args.alias, version)
     print(f"{args.export} {done} version {version} of '{NAME}' in {redact(uri)}")
     print(f"its alias is '{args.alias}' now. To load it from any directory, in a shell\n")
-    print(f"  export MLFLOW_TRACKING_URI={redact(uri)}\n\nand in Python\n\n  import mlflow")
+    print(f"  export MLFLOW_TRACKING_URI={shlex.quote(redact(uri))}\n\nand in Python\n\n  import mlflow")
     print(f"  chat = mlflow.transformers.load_model('models:/{NAME}@{args.alias}')")
     return 0
 
@@ -119,8 +120,10 @@ def _maker(client: MlflowClient, root: Path, model: AvailableModel, store: str) 
     experiment = client.get_experiment_by_name(EXPERIMENT)
     runs = client.search_runs([experiment.experiment_id], f"tags.`athanor.run` = '{run}'") if experiment else []
     if not runs:
-        fix = "athanor ship --wait 600; for a store that is new, athanor ship --rebuild"
-        raise InputError(f"run {run}, which made it, is not there", where=store, fix=fix)
+        why, fix = "", "athanor ship --wait 600; for a store that is new, athanor ship --rebuild"
+        if not (root / ".athanor" / "runs" / run).is_dir():
+            why, fix = f": {compare.ELSEWHERE}", "promote it there, or export it again here: dvc repro -s -f export"
+        raise InputError(f"run {run}, which made it, is not there{why}", where=store, fix=fix)
     return runs[0]
 
 

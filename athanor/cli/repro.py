@@ -31,6 +31,8 @@ from athanor.cli import explain, live, side, summary
 from athanor.cli.battery_gate import check_battery
 from athanor.cli.corpus_gate import check_corpus
 from athanor.cli.data import report
+from athanor.cli.doctor import places
+from athanor.cli.doctor.main import Checkout
 from athanor.runtime import dvc_lock, lifetime, ship
 from athanor.runtime.closure import FOREIGN
 from athanor.runtime.facts import Graph, check_names
@@ -113,6 +115,8 @@ def main() -> int:
     lines = [summary.text(root, runs_before, since_ms, stages, asked=asked).rstrip("\n")]
     if not foreign and (data_page := report.refresh(root)):
         lines.append(f"Data      {data_page.relative_to(root)}  (what was kept and why; athanor data report --open)")
+    if next(places.experiments(Checkout(root, (), ())), None):
+        lines.append("Queue     `dvc exp run` with --temp or --queue fails in this path until: athanor doctor --fix")
     if unshipped:
         lines.append("Tracking  the rest of it comes to MLflow with the next run or `make ui`")
     say("\n".join(lines), sys.stdout)

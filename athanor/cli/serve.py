@@ -110,13 +110,18 @@ def run(args: argparse.Namespace) -> int:
     address = f"http://{url_host(args.host)}:{listeners[0].getsockname()[1]}"
     if args.host in ("0.0.0.0", "::"):
         print("from other machines: the address below, with this machine's own in place of the loopback one")
-    print(f"open {address}/   (OpenAI's protocol: {address}/v1; Ctrl-C stops)", flush=True)
+    print(
+        f"open {address}/   (OpenAI's protocol: {address}/v1; Ctrl-C stops; later experiments need a new start)",
+        flush=True,
+    )
     config = uvicorn.Config(
         app, factory=True, http=Connection, log_level="warning", timeout_graceful_shutdown=5, server_header=False, ws="none",
         limit_concurrency=args.max_requests + OTHER_CONNECTIONS,
     )  # fmt: skip
     with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C, told again when all has ended
         Server(config).run(sockets=listeners)
+    if retraining and retraining.state()["state"] == "running":
+        print("the training on corrections continues; athanor stop ends it", file=sys.stderr)
     return 0
 
 
@@ -175,7 +180,8 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen(1024)
     except OSError as error:
         listener.close()
-        fix = f"athanor serve --port {port + 1 if 0 < port < 65535 else 8081}, or stop what listens there"
+        option = f"--port {port + 1 if 0 < port < 65535 else 8081}"
+        fix = f'athanor serve {option} (make serve SERVE="{option}"), or stop what listens there'
         if error.errno == errno.EADDRNOTAVAIL:
             fix = "name an address of this machine, or 0.0.0.0 for all of them"
         raise InputError(f"cannot listen: {error.strerror or error}", where=f"{host}:{port}", fix=fix) from None

@@ -34,6 +34,7 @@ RATES = (
 MOST_SOURCES, MOST_CATEGORIES, COLUMNS = 3, 5, 100
 NAMED = (("eval", "the scores"), ("export", "models/export"))
 NOT_ASKED = "not asked for"
+ELSEWHERE = "unknown (trained elsewhere)"
 ASKED_FIRST = ("first_words", "identity", "unknown")
 
 
@@ -128,13 +129,22 @@ def text(
         tuned=_metrics(root, "lora") if stages else None,
         scores=scores,
         exported=(root / "models" / ("lora-export" if stages else "export") / "MODEL_CARD.md").is_file(),
+        unwritten=unwritten(root),
         aside=[] if stages else _stepped_aside(root),
         health=_health({stage: run for stage, run in after.items() if stage not in older}),
+        elsewhere=ELSEWHERE,
         rates=RATES if whole else RATES[:3],
         foreign=bool(stages),
     )
     lines = (line if whole or len(line) <= COLUMNS else f"{line[: COLUMNS - 3]}..." for line in filled.splitlines())
     return "".join(f"{line}\n" for line in lines)
+
+
+def unwritten(root: Path) -> list[str]:
+    """Types of GGUF files that the export left out."""
+    path = root / "models/export/parity.json"
+    parity = read_json(path) if path.is_file() else {}
+    return [name.removeprefix("llama_cpp_") for name, fact in parity.items() if str(fact).startswith("not written")]
 
 
 def _stepped_aside(root: Path) -> list[str]:
@@ -149,13 +159,15 @@ def _metrics(root: Path, name: str) -> dict[str, Any] | None:
 
 
 def _health(run_ids: dict[str, str]) -> dict[str, str]:
-    """What the monitor said of each training; nothing of one that ran on another machine."""
+    """What the monitor said of each training; nothing where all of them ran in other checkouts."""
     statuses = {}
-    for stage in PHASES:
-        path = anchor() / ".athanor" / "runs" / run_ids.get(stage, "") / "files" / FILE
-        if stage in run_ids and path.is_file():
-            statuses[stage] = read_json(path)["status"]
-    return statuses
+    for stage in (stage for stage in PHASES if stage in run_ids):
+        folder = anchor() / ".athanor" / "runs" / run_ids[stage]
+        if (folder / "files" / FILE).is_file():
+            statuses[stage] = read_json(folder / "files" / FILE)["status"]
+        elif not folder.is_dir():
+            statuses[stage] = ELSEWHERE
+    return statuses if {*statuses.values()} - {ELSEWHERE} else {}
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -171,7 +171,10 @@ def bpb_facts(
         return {
             "bytes": first[source].bytes,
             "documents": first[source].documents,
-            **{name: {"bpb": rates[source].bpb, "stderr": rates[source].stderr} for name, rates in models.items()},
+            **{
+                name: {key: getattr(rates[source], key) for key in ("bpb", "stderr", "each")}
+                for name, rates in models.items()
+            },
             **{name: rates[source].bpb for name, rates in tools.items()},
         }
 

@@ -78,6 +78,7 @@ def score_table(items: Sequence[Item], answers: Sequence[Answer], seed: int) -> 
             "floor": row["floor"],
             "floor_answer": one_line(str(row["strategy"])) or "none",
             "margin_stderrs": row["above_floor"],
+            "each": [int(mark) for name in marks if category in (ALL, name) for mark in marks[name]],
         }
         if category in normalised:
             rows[category]["score_norm"] = sum(normalised[category]) / len(normalised[category])
@@ -126,7 +127,8 @@ def gold_table(answers: Sequence[Answer]) -> dict[str, dict[str, Any]]:
     rows = {}
     for category, pairs in groups.items():
         gold_rate = compression.rate(*zip(*pairs, strict=True))
-        rows[category] = {"bpb": gold_rate.bpb, "stderr": gold_rate.stderr, "n": gold_rate.documents}
+        each = [bits for bits, _ in pairs]
+        rows[category] = {"bpb": gold_rate.bpb, "stderr": gold_rate.stderr, "n": gold_rate.documents, "each": each}
     return rows
 
 

@@ -37,7 +37,13 @@ def model_card(source: Source, inputs: CardInputs) -> str:
     sources = inputs.manifests["raw"]["sources"]
     # A shard's stream may hold a source several times, and training may read a part of it, or all of it again.
     shards, read = inputs.manifests["shards"], inputs.metrics["pretrain"]
-    streams = [("Pretraining mixture in the shards, and how often training read a source.", shards, read["epochs"])]
+    streams = [
+        (
+            "Pretraining mixture: tokens of each source, its share of the stream, and how often training read them.",
+            shards,
+            read["epochs"],
+        )
+    ]
     if "cooldown" in shards:
         streams.append(("Mixture of the cooldown.", shards["cooldown"], read["cooldown_epochs"]))
     health = inputs.metrics["eval"].get("health", {}).get("sft", {})

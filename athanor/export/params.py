@@ -39,9 +39,10 @@ class ExportParams:
     parity_positions: positions of each window, evenly spread, at which llama.cpp is asked for all probabilities;
         transformers is compared at every position.
     kl_limit: largest mean divergence KL(model || file) over those positions, in nats per token, of any GGUF file.
+        A q8_0 or K-type file above it, or above its tolerance of the perplexity, is left out while another is there.
     logit_tolerance: largest |logit difference| between torch and transformers; for llama.cpp at f32 the largest
         |difference| of a log probability.
-    margin_logits: f16 and q8_0 may pick another token only where the two best logits are closer than this; where a
+    margin_logits: f16 may pick another token only where the two best logits are closer than this; where q8_0 or a
         K type does is counted, not limited.
     perplexity_chunks: contexts of held-out text that torch, transformers and llama.cpp score alike.
     perplexity_tolerance: relative difference of the perplexity that each type may show.

@@ -19,9 +19,8 @@ from athanor.base.artifacts import rounded
 from athanor.base.errors import GateError
 from athanor.decoding.generate import generate
 from athanor.decoding.sampling import GREEDY
-from athanor.export.gguf_writer import K_TYPES
 from athanor.export.huggingface import DTYPES
-from athanor.export.perplexity import load_directory
+from athanor.export.perplexity import TooCoarse, load_directory
 from athanor.export.probes import Probe
 from athanor.export.source import Source
 from athanor.export.vocabulary import SPACE
@@ -34,7 +33,7 @@ FULL_SCALE = 10.0
 FIX = "do not use the files; run `python -m pytest tests/export` and report what it says"
 # f32 has agreed to 1e-4 by then, so order and meaning of all tensors are right, and this is rounding alone.
 ROUNDED = (
-    "the rounding to {0} costs this model more than it may: leave {0} out of export.gguf_types, or allow more with"
+    "the rounding to f16 costs this model more than it may: leave f16 out of export.gguf_types, or allow more with"
     " export.margin_logits"
 )
 
@@ -187,10 +186,11 @@ def check_llama_cpp(
     """Load a GGUF file in llama.cpp and compare; GateError on the first difference, NotInstalled without it.
 
     f32 runs in llama.cpp's exact mode and must agree to `logit_tolerance`;
-    other types run with its defaults and may differ where two ids nearly tie, the K types anywhere.
+    other types run with its defaults. f16 may differ where two ids nearly tie; q8_0 and the K types anywhere, and are
+    TooCoarse if their probabilities diverge.
     Probabilities are compared at so many `positions` of each window: each takes the whole vocabulary as text.
     """
-    gate, exact = f"llama.cpp parity of {file_type}", file_type == "f32"
+    gate, exact, rounds = f"llama.cpp parity of {file_type}", file_type == "f32", file_type not in ("f32", "f16")
     limits = limits.scaled(expected)
     # llama.cpp reads a literal U+2581 as a space, and no key can stop it.
     text_numbers = [number for number, text in enumerate(probe.texts) if SPACE not in text]
@@ -236,16 +236,17 @@ def check_llama_cpp(
 
     if not divergence.mean <= limits.kl:
         fix = FIX if exact else f"leave {file_type} out of export.gguf_types, or allow more with export.kl_limit"
-        raise GateError(gate, f"mean divergence {divergence.mean:.3g} nats per token, allowed {limits.kl:g}", fix=fix)
+        what = f"mean divergence {divergence.mean:.3g} nats per token, allowed {limits.kl:g}"
+        raise (TooCoarse if rounds else GateError)(gate, what, fix=fix)
 
     ties = 0
-    margin = 2 * limits.logit_tolerance if exact else math.inf if file_type in K_TYPES else limits.margin_logits
+    margin = 2 * limits.logit_tolerance if exact else math.inf if rounds else limits.margin_logits
     for number, (answer, (actual_ids, ended)) in enumerate(zip(expected.answers, reply["greedy"], strict=True)):
         # Its answers leave out the token that ended them.
         if ended and len(actual_ids) < len(answer.ids) and answer.ids[: len(actual_ids)] == actual_ids:
             last = answer.ids[len(actual_ids)]
             actual_ids = [*actual_ids, last if last in (source.tokenizer.eos, source.tokenizer.stop) else -1]
-        ties += _count_tie(gate, number, answer, actual_ids, margin, FIX if exact else ROUNDED.format(file_type))
+        ties += _count_tie(gate, number, answer, actual_ids, margin, FIX if exact else ROUNDED)
     return {
         "texts": len(text_numbers),
         "conversations": len(chat_numbers),
@@ -253,7 +254,7 @@ def check_llama_cpp(
         "logprob_difference_below": bound(max_difference),
         **divergence.facts(),
         "prompts": len(probe.prompts),
-        "prompts_apart" if file_type in K_TYPES else "prompts_with_ties": ties,
+        "prompts_apart" if rounds else "prompts_with_ties": ties,
     }
 
 

@@ -33,6 +33,10 @@ LOGIT_NUMBERS = 1 << 25  # in one batch, where a runtime gives those of every po
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # types of a GGUF file's tokens
 
 
+class TooCoarse(GateError):
+    """The rounding of a small type costs more than it may. The file is right, and others may do."""
+
+
 @dataclass(frozen=True)
 class Window:
     """ids: int64 [T]. targets: int64, the positions (1 or later) whose id is predicted from all ids before it."""

@@ -18,8 +18,8 @@ from athanor.base.errors import GateError, InputError
 from athanor.export.gguf_writer import gguf_name
 from athanor.export.params import ExportParams
 from athanor.export.parity import FIX, FULL_SCALE, bound, rebuilt
-from athanor.export.perplexity import HuggingFace, LlamaCpp, Ours, Scorer, TextScore
-from athanor.export.publish import HF_DIR, RERUN_HINT, exact_file
+from athanor.export.perplexity import HuggingFace, LlamaCpp, Ours, Scorer, TextScore, TooCoarse
+from athanor.export.publish import HF_DIR, RERUN_HINT, exact_file, leave_out
 from athanor.export.source import Source
 from athanor.llamacpp.engine import INSTALL, NotInstalled
 from athanor.tokenizer.tokenizer import SPACE_MARK, Tokenizer
@@ -27,6 +27,7 @@ from athanor.tokenizer.tokenizer import SPACE_MARK, Tokenizer
 MAX_DOCUMENTS, DOCUMENT_CHARS = 256, 4000
 LOWEST_BOUND = 1e-6  # smaller differences are other orders of adding, which machines choose
 NOISE = 3.0  # standard errors
+COARSE = "leave it out of export.gguf_types, or allow more with export.perplexity_tolerance"
 
 
 def check_perplexity(
@@ -40,7 +41,8 @@ def check_perplexity(
     note: Callable[[str], None],
     workers: int = 1,
 ) -> None:
-    """Score one text with torch, transformers and llama.cpp; adds to `parity`, GateError where they disagree.
+    """Score one text with torch, transformers and llama.cpp; adds to `parity`, GateError where they disagree. A file
+    whose rounding costs too much is left out.
 
     Where xllamacpp is not installed, `note` says that llama.cpp was not asked. It scores `workers` files at a time.
     """
@@ -96,7 +98,10 @@ def check_perplexity(
     for file_type, scorer, score in zip(file_types, scorers, scores, strict=True):
         limit = {"f16": limits.f16, "q8_0": limits.q8_0}.get(file_type, limits.k_types) * factor
         tolerance = limits.f32 * factor if file_type == "f32" else limit
-        compare(f"llama_cpp_{file_type}", scorer, score, exact_score, tolerance, file_type not in ("f32", "f16"))
+        try:
+            compare(f"llama_cpp_{file_type}", scorer, score, exact_score, tolerance, file_type not in ("f32", "f16"))
+        except TooCoarse as error:
+            parity[f"llama_cpp_{file_type}"] = leave_out(folder, file_type, error, source, note)
 
 
 def check_agreement(name: str, score: TextScore, expected: TextScore, tolerance: float, rounds: bool) -> float:
@@ -121,7 +126,8 @@ def check_agreement(name: str, score: TextScore, expected: TextScore, tolerance:
         allowed += min(tolerance, NOISE * float(differences.std(ddof=1)) / math.sqrt(len(differences)))
     if not difference <= allowed:
         figures = f"{score.measured.perplexity:.4f}, ours {expected.measured.perplexity:.4f}"
-        raise GateError(gate, f"{figures}: apart by {difference:.2g}, allowed {allowed:.2g}", fix=FIX)
+        what = f"{figures}: apart by {difference:.2g}, allowed {allowed:.2g}"
+        raise TooCoarse(gate, what, fix=COARSE) if rounds else GateError(gate, what, fix=FIX)
     return difference
 
 

@@ -16,6 +16,7 @@ from athanor.export.gguf_writer import K_TYPES, gguf_name, write_gguf
 from athanor.export.huggingface import write_huggingface
 from athanor.export.params import ExportParams
 from athanor.export.parity import Limits, check_llama_cpp, check_transformers, expect, rebuilt
+from athanor.export.perplexity import TooCoarse
 from athanor.export.probes import Probe
 from athanor.export.source import Source
 from athanor.llamacpp.engine import NotInstalled
@@ -81,7 +82,8 @@ def check_files(
     note: Callable[[str], None],
     workers: int = 1,
 ) -> dict[str, Any]:
-    """Facts by runtime, or the reason why llama.cpp was not asked; GateError where a runtime disagrees.
+    """Facts by runtime, or the reason why llama.cpp was not asked; GateError where a runtime disagrees. A file whose
+    rounding costs too much is left out.
 
     `workers` files are given to llama.cpp at a time, each with `threads` of its own.
     """
@@ -100,7 +102,7 @@ def check_files(
         return parity | {"llama_cpp": "not checked: export.llama_cpp is off"}
 
     # f32 proves order and meaning of everything to 1e-4; a smaller file differs from it by rounding alone.
-    written = [name for name in params.gguf_types if (folder / gguf_name(name)).exists()]
+    written = [name for name in params.gguf_types if name != "f32" and (folder / gguf_name(name)).exists()]
 
     def check(file_type: str) -> dict[str, Any]:
         return check_llama_cpp(
@@ -118,11 +120,16 @@ def check_files(
 
     try:
         with exact_file(folder, source), ThreadPoolExecutor(workers) as pool:
-            file_types = ["f32", *(name for name in written if name != "f32")]
-            for file_type, facts in zip(file_types, pool.map(check, file_types), strict=True):
-                if file_type in K_TYPES:
-                    facts |= _k_type_facts(folder / gguf_name(file_type), source, note)
-                parity[f"llama_cpp_{file_type}"] = facts
+            checks = {name: pool.submit(check, name) for name in ("f32", *written)}
+        for file_type, made in checks.items():
+            try:
+                facts = made.result()
+            except TooCoarse as error:
+                parity[f"llama_cpp_{file_type}"] = leave_out(folder, file_type, error, source, note)
+                continue
+            if file_type in K_TYPES:
+                facts |= _k_type_facts(folder / gguf_name(file_type), source, note)
+            parity[f"llama_cpp_{file_type}"] = facts
     except NotInstalled as reason:
         if params.llama_cpp == "required":
             raise InputError(
@@ -133,6 +140,16 @@ def check_files(
         note(f"llama.cpp: NOT CHECKED, the package xllamacpp cannot be imported (pip install xllamacpp); {RERUN_HINT}")
         parity["llama_cpp"] = "not checked: xllamacpp is not installed"
     return parity
+
+
+def leave_out(folder: Path, file_type: str, error: TooCoarse, source: Source, note: Callable[[str], None]) -> str:
+    """Remove a GGUF file that is too coarse, and say so; the fact for parity. `error` where no other file remains."""
+    (folder / gguf_name(file_type)).unlink()
+    if not any(folder.glob("*.gguf")):
+        raise error
+    write_modelfile(folder, source)
+    note(f"{gguf_name(file_type)}: NOT WRITTEN, {error}")
+    return f"not written: {error.gate}, {error.what}"
 
 
 def _k_type_facts(path: Path, source: Source, note: Callable[[str], None]) -> dict[str, Any]:

@@ -39,7 +39,10 @@ class Processes(Protocol):
 
 @dataclass(frozen=True)
 class BitsPerByte:
-    """`bpb` = bits / bytes over all documents; `stderr` treats documents as the sample (None if there is one)."""
+    """`bpb` = bits / bytes over all documents; `stderr` treats documents as the sample (None if there is one).
+
+    `each`: bits of every document, where they were counted: two models' pair up.
+    """
 
     bits: float
     bytes: int
@@ -47,11 +50,12 @@ class BitsPerByte:
     tokens: int
     bpb: float
     stderr: float | None
+    each: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
 class MeanLoss:
-    """Nats per supervised target over all conversations; `stderr` as in BitsPerByte.
+    """Nats per supervised target over all conversations; `stderr` and `each` (nats) as in BitsPerByte.
 
     `stop_rate`: of the `answers`, the share after which the stop is the likeliest id, given the answer.
     """
@@ -62,6 +66,7 @@ class MeanLoss:
     tokens: int
     answers: int
     stop_rate: float
+    each: list[float]
 
 
 def bits_per_byte(
@@ -85,8 +90,8 @@ def bits_per_byte(
     if not bytes_D.sum() > 0:
         raise InputError("no held-out text to score", where="validation", fix="raise the validation share or add text")
     ratio, stderr = ratio_and_error(nats_D / math.log(2), bytes_D)
-    bits = float(nats_D.sum() / math.log(2))
-    return BitsPerByte(bits, int(bytes_D.sum()), len(documents), int(counts_D.sum()), ratio, stderr)
+    bits, each = float(nats_D.sum() / math.log(2)), (nats_D / math.log(2)).tolist()
+    return BitsPerByte(bits, int(bytes_D.sum()), len(documents), int(counts_D.sum()), ratio, stderr, each)
 
 
 def pooled(scores: Mapping[str, BitsPerByte]) -> BitsPerByte:
@@ -95,7 +100,8 @@ def pooled(scores: Mapping[str, BitsPerByte]) -> BitsPerByte:
     errors = [None if score.stderr is None else score.stderr * score.bytes for score in scores.values()]
     error = None if None in errors else math.hypot(*errors) / size
     documents, tokens = (sum(getattr(score, name) for score in scores.values()) for name in ("documents", "tokens"))
-    return BitsPerByte(bits, size, documents, tokens, bits / size, error)
+    each = [bits for score in scores.values() for bits in score.each]
+    return BitsPerByte(bits, size, documents, tokens, bits / size, error, each)
 
 
 def conversation_loss(
@@ -122,7 +128,8 @@ def conversation_loss(
     if not counts_D.sum() or not ends:
         raise InputError("no held-out supervised answer to score", where="validation", fix="add conversations")
     ratio, stderr = ratio_and_error(nats_D, counts_D.astype(np.float64))
-    return MeanLoss(ratio, stderr, len(conversations), int(counts_D.sum()), int(ends), float(predicted_stops / ends))
+    stop_rate = float(predicted_stops / ends)
+    return MeanLoss(ratio, stderr, len(ids), int(counts_D.sum()), int(ends), stop_rate, nats_D.tolist())
 
 
 def ratio_and_error(values: np.ndarray, sizes: np.ndarray) -> tuple[float, float | None]:

@@ -18,7 +18,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,14 @@ def stages(path: Path) -> dict[str, Any]:
         what = "is empty" if not data.strip() else "is torn"
         raise InputError(f"{what}: DVC was killed while it wrote this file", where=str(path), fix=FIX)
     return entries
+
+
+def inputs(entries: Mapping[str, Any]) -> dict[str, str]:
+    """Path to MD5 of what stages read and none of them made: code, texts, corrections, questions."""
+    outs = [Path(out["path"]) for entry in entries.values() for out in entry.get("outs", ())]
+    deps = {dep["path"]: dep.get("md5", "") for entry in entries.values() for dep in entry.get("deps", ())}
+    made = {name for name in deps for out in outs if Path(name).is_relative_to(out) or out.is_relative_to(name)}
+    return {name: md5 for name, md5 in deps.items() if name not in made}
 
 
 def outputs(path: Path) -> dict[str, str]:
@@ -158,15 +166,20 @@ def main() -> int:
 
 
 def _keep_mending(root: Path) -> None:
-    """Mend after the next DVC, too: it may take everything from the run-cache and be killed before it runs a stage."""
-    stamps, pending, deadline = _file_stamps(root), True, time.monotonic() + AFTER_A_KILL_SECONDS
+    """Mend after the next DVC, too: it may take everything from the run-cache and be killed before it runs a stage.
+
+    Until one has come and gone, or `doctor --fix`, and left nothing to mend.
+    """
+    stamps, pending, mended, deadline = _file_stamps(root), True, True, time.monotonic() + AFTER_A_KILL_SECONDS
     while time.monotonic() < deadline and root.is_dir():
         time.sleep(POLL_SECONDS)
         new_stamps = _file_stamps(root)
         stamps, pending = new_stamps, pending or new_stamps != stamps
         if pending and not locked(root / GUARD):  # no DVC is writing
-            pending = False
-            mend(root)
+            pending, before, mended = False, mended, bool(mend(root))
+            rwlock = root / RWLOCKS[0]
+            if not (mended or before or any(torn(root))) and _is_list_of_locks(rwlock) and not _holders(rwlock, ()):
+                return
 
 
 def _file_stamps(root: Path) -> list[tuple[int, int]]:
@@ -177,11 +190,14 @@ def _file_stamps(root: Path) -> list[tuple[int, int]]:
     return stamps
 
 
-def _holders(path: Path) -> set[int]:
-    """The processes in DVC's list of locks; ValueError and the like where it cannot be read."""
+def _holders(path: Path, also: Iterable[str] = ("read",)) -> set[int]:
+    """The processes in DVC's list of locks; ValueError and the like where it cannot be read.
+
+    Without `read` those that write: DVC drops a dead reader only where it wants to write.
+    """
     with contextlib.suppress(FileNotFoundError):
         lists = json.loads(path.read_text(encoding="utf-8"))
-        readers = [entry for row in lists.get("read", {}).values() for entry in row]
+        readers = [entry for kind in also for row in lists.get(kind, {}).values() for entry in row]
         return {int(entry["pid"]) for entry in (*lists.get("write", {}).values(), *readers) if entry["cmd"]}
     return set()
 

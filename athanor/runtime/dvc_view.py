@@ -238,4 +238,8 @@ def edited_yaml(text: str, values: Mapping[tuple[str | int, ...], Any]) -> str:
         for key in path:
             inner = inner[key]
         inner[last] = value
-    return dumps_yaml(data)
+    # The blank line after a section belongs to its last value: another one has none, and a new key comes after it.
+    apart = set(re.findall(r"\n\n(\w+:)", text))
+    return re.sub(
+        r"\n\n?((?: .*\n)+)(?=(\w+:))", lambda at: f"\n{at[1]}\n" if at[2] in apart else at[0], dumps_yaml(data)
+    )

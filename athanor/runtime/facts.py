@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -122,6 +124,35 @@ def flatten(value: Any, prefix: str = "") -> Iterable[tuple[str, Any]]:
             yield from flatten(item, f"{prefix}.{number}")
     else:
         yield prefix, value
+
+
+def leaves(values: Any) -> dict[str, str]:
+    return {name: str(value) for name, value in flatten(values)}
+
+
+@functools.lru_cache(maxsize=64)
+def params_at(root: Path, rev: str) -> dict[str, str]:
+    """The leaves of params.yaml in a commit; none where there is no such file."""
+    from ruamel.yaml import YAML
+
+    return leaves(YAML(typ="safe").load(git(root, "show", f"{rev}:./params.yaml")) or {})
+
+
+def overrides(before: Mapping[str, str], after: Mapping[str, str]) -> str | None:
+    """Options of `dvc exp run` that make the parameters of `before` those of `after`; None where `-S` cannot."""
+    sections = {name.partition(".")[0] for name in after}
+    if any(name not in after for name in before if name.partition(".")[0] in sections):
+        return None
+    options = []
+    for name, value in after.items():
+        if value != before.get(name):
+            # A list does not grow by `+`, and Hydra's grammar has no escapes but for quotes.
+            grows = name not in before and re.search(r"\.\d+(\.|$)", name)
+            if grows or not re.fullmatch(r"[\w.-]+", name) or re.search(r'["\\\n]', value):
+                return None
+            word = "null" if value == "None" else value if re.fullmatch(r"[\w.+-]+", value) else f'"{value}"'
+            options.append(f"-S {shlex.quote(f'{name}={word}' if name in before else f'+{name}={word}')}")
+    return " ".join(options)
 
 
 class Graph:

@@ -158,6 +158,11 @@ def step_back(niceness: int = 19) -> None:
     Not SCHED_IDLE: beside a trainer on every core that gets a fifth of nice's share.
     """
     os.nice(niceness)
+    rank_session(niceness)
+
+
+def rank_session(niceness: int) -> None:
+    """Rank this process's session below (19) or level with (0) others; unlike nice, anyone may take that back."""
     if os.getpid() == os.getsid(0):
         with contextlib.suppress(OSError):  # no groups here
             Path("/proc/self/autogroup").write_text(str(niceness))

@@ -14,10 +14,11 @@ from typing import Any
 
 from athanor.base.errors import AthanorError
 from athanor.runtime import presets
-from athanor.runtime.facts import flatten, git
+from athanor.runtime.facts import git, leaves, overrides, params_at
 from athanor.runtime.headlines import headlines
 from athanor.runtime.journal import Record, rows
 from athanor.runtime.store import delivery
+from athanor.training.sft_params import SCRATCH
 
 Point = tuple[str, float, int, int]
 
@@ -108,16 +109,13 @@ def description(
     of_commit = f", commit {f'[{commit[:7]}]({page})' if page else f'`{commit[:7]}`'}" if commit else ""
     edited = tags.get("athanor.dirty") == "True" and not experiment  # which edits params.yaml, and has a commit
     preset, changed = _preset(root, tags, params)
-    again = [f"git checkout {commit[:7]}"] if commit else []
-    if experiment or edited and preset:
-        again += [f"dvc exp apply {experiment}" if experiment else f"athanor preset use {preset}"]
+    again = _again(root, tags, {**_params_of(root, makers(tags).values()), **params}, preset)
     of_preset = f" Parameters: preset `{preset}`{f' with {changed}' if changed else ''}." if preset else ""
     parts = [
         f"{f'Experiment **{experiment}**' if experiment else f'Branch {branch}'}{of_commit}"
         f"{', with edits that were not committed' if edited else ''}.{of_preset}",
         "\n".join(["| | |", "|---|---|", *(f"| {label} | {score} |" for label, score in rows)]) if rows else "",
-        f"To make it again: `{' && '.join([*again, 'athanor repro'])}`"
-        f"{', with these parameters' if changed and edited else ''}.",
+        f"To make it again: {again}.",
     ]
     if "athanor.made_by.export" in tags:
         place = f"in `models/export` after `dvc exp apply {experiment}`" if experiment else "in `models/export`"
@@ -126,6 +124,23 @@ def description(
             f"`athanor promote{f' {experiment}' if experiment else ''}` registers it here."
         )
     return "\n\n".join(filter(None, parts))
+
+
+def _again(root: Path, tags: Mapping[str, str], params: Mapping[str, str], preset: str) -> str:
+    """Commands that make a run again: its parameters against its commit, for DVC gives an experiment's name away again."""
+    commit, experiment = tags.get("mlflow.source.git.commit", ""), tags.get("athanor.experiment", "")
+    steps, options = [f"git checkout {commit[:7]}"] if commit else [], ""
+    if experiment and tags.get("athanor.dirty") == "True":  # code that only the experiment has
+        steps += [f"dvc exp apply {experiment}"]
+    elif params.get("sft.base", SCRATCH) == SCRATCH:
+        there = params_at(root, commit)
+        if preset and (not there or sum(there.get(name) != value for name, value in params.items()) > CHANGES):
+            steps, there = [*steps, f"athanor preset use {preset}"], _presets(root / "presets")[preset]
+        options = overrides(there, params) if there else None
+    else:
+        options = None
+    run = f"dvc exp run {options}" if options else "athanor repro"
+    return f"`{' && '.join([*steps, run])}`{', with these parameters' if options is None else ''}"
 
 
 def _preset(root: Path, tags: Mapping[str, str], params: Mapping[str, str]) -> tuple[str, str]:
@@ -183,7 +198,7 @@ def _presets(folder: Path) -> dict[str, dict[str, str]]:
     found = {}
     for name in presets.names(folder):
         with contextlib.suppress(AthanorError):  # a broken one must not hold up what is shipped
-            found[name] = {key: str(value) for key, value in flatten(presets.values(folder / f"{name}.yaml"))}
+            found[name] = leaves(presets.values(folder / f"{name}.yaml"))
     return found
 
 

@@ -48,7 +48,7 @@ class Progress:
     def resume_at(self, done: float) -> None:
         """Count `done` as finished before this process began, so that the rate stays honest."""
         self.done = self.start_done = done
-        say(f"{self.desc}: goes on from {self._amount(done)}")
+        say(f"{self.desc}: continues from {self._amount(done)}")
         if self.bar is not None:
             self.bar.initial = self.bar.n = done
             self.bar.refresh()

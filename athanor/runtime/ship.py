@@ -37,8 +37,8 @@ from athanor.base.errors import AthanorError, InputError
 from athanor.runtime import redact
 from athanor.runtime.journal import Record, alive
 from athanor.runtime.locks import try_lock
-from athanor.runtime.machine import step_back
-from athanor.runtime.pulse import Pulse
+from athanor.runtime.machine import rank_session, step_back
+from athanor.runtime.pulse import pulse
 from athanor.runtime.store import StoreReplaced, delivery, identity, tracking_uri
 from athanor.runtime.store_check import in_one_line, trouble
 from athanor.runtime.terminal import in_words, say
@@ -50,7 +50,7 @@ IDLE_SECONDS = 6.0
 POLL_SECONDS = 1.0
 LIVE_SECONDS = 5.0  # between deliveries of a run that still writes: each costs the training a little
 GIVE_UP_SECONDS = 30.0
-STUCK_SECONDS = 120.0  # without a live run and without a step ahead: a store that hangs, a machine without a free core
+STUCK_SECONDS = 120.0  # without a live run and without a step ahead: a store that hangs
 LOCK_SECONDS = 60.0
 ASK_SECONDS = 3.0  # between looks at a store that one waits for
 JOURNAL_KEPT = "the journal is kept, and this shipper, the next stage's or `athanor ship` delivers it"
@@ -96,7 +96,7 @@ def run_folders(root: Path) -> list[Path]:
 
 def by_start(folders: Iterable[Path]) -> list[Path]:
     """The oldest first: a store that is built again then says what it said before."""
-    return [folder for _, folder in sorted((_started(folder), folder) for folder in folders)]
+    return sorted(folders, key=_started)
 
 
 def _started(folder: Path) -> int:
@@ -131,8 +131,8 @@ def ship_all(root: Path, beat: Callable[[], None] = lambda: None) -> set[Path] |
     """
     tracker: Tracker | None = None
     retry: dict[Path, tuple[int, float]] = {}  # failures of a run alone, and when to try it again
-    last_work = last_success = time.monotonic()
-    failures, next_live_delivery = 0, 0.0
+    last_work = time.monotonic()
+    failures, outage, next_live_delivery = 0, 0.0, 0.0
     live: set[Path] = set()
     while failures or time.monotonic() - last_work < IDLE_SECONDS:
         try:
@@ -149,10 +149,11 @@ def ship_all(root: Path, beat: Callable[[], None] = lambda: None) -> set[Path] |
                 chosen = [folder for folder in undelivered if ship_live or folder not in live]
                 _ship_each(tracker, chosen, live, retry, beat)
                 next_live_delivery = time.monotonic() + LIVE_SECONDS if ship_live else next_live_delivery
-            failures, last_success = 0, time.monotonic()
+            failures = 0
         except Exception as error:  # any tracking failure: the journal keeps everything, try again
             if isinstance(error, StoreReplaced):
                 raise
+            outage = outage if failures else time.monotonic()
             failures += 1
             if failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th ... of a long outage
                 disk = isinstance(error, OSError) and in_words(error)
@@ -163,7 +164,7 @@ def ship_all(root: Path, beat: Callable[[], None] = lambda: None) -> set[Path] |
                 )
                 say(f"{what}; {JOURNAL_KEPT}: {in_one_line(error)}")
             tracker, last_work = None, time.monotonic()
-            if last_work - last_success >= GIVE_UP_SECONDS and not live:
+            if last_work - outage >= GIVE_UP_SECONDS and not live:
                 return None
             time.sleep(5 * POLL_SECONDS)
         if live:
@@ -318,6 +319,13 @@ def _wait(root: Path, seconds: float) -> int:
     return 1 if unshipped_count else 0
 
 
+def _trains(root: Path) -> bool:
+    """Whether a stage is at work. Only then the shipper comes after all others: somebody may wait for it."""
+    live = any(alive(folder) for folder in run_folders(root))
+    rank_session(19 if live else 0)
+    return live
+
+
 def _serve(root: Path) -> int:
     """Ship as the one shipper of this checkout; status 1 when something could not be delivered."""
     step_back()
@@ -328,8 +336,8 @@ def _serve(root: Path) -> int:
                 return 0
             (root / ".athanor" / "ship.lock").write_text(f"{os.getpid()}\n")
             try:
-                with Pulse(STUCK_SECONDS, lambda: any(alive(folder) for folder in run_folders(root))) as pulse:
-                    unshippable = ship_all(root, pulse.beat)
+                with pulse(STUCK_SECONDS, lambda: _trains(root)) as beat:
+                    unshippable = ship_all(root, beat)
             except StoreReplaced:
                 os.execv(sys.executable, [sys.executable, "-m", "athanor.runtime.ship", "--root", str(root)])
         # A stage that ended between the last look and the release of the lock started no shipper.

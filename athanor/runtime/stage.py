@@ -64,7 +64,7 @@ class Stage:
         write_json(self.root / "metrics" / f"{self.name}.json", clean)
         if self.stage in HEADLINES:
             write_json(self.root / "metrics" / "summary" / f"{self.name}.json", headlines(self.stage, clean))
-        self._metrics = dict(facts.flatten(clean))
+        self._metrics = {name: value for name, value in facts.flatten(clean) if ".each." not in name}
 
     def table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> Path:
         """Write plots/<name>.tsv from rows with equal keys, in the given order."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -21,12 +21,52 @@ from athanor.base.errors import InputError
 from athanor.base.strict import build
 from athanor.runtime import journal
 from athanor.runtime.locks import lock
-from athanor.text.conversations import Message
+from athanor.text.conversations import Message, check_messages
 
 FILE = ".athanor/feedback.jsonl"
 STATUSES = ("candidate", "accepted", "rejected")
 OWNER_ONLY = 0o600
 Row = dict[str, Any]  # the fields of `Said`, "id", "at" and "status"; of a deleted chat the id alone
+
+
+def rows_to_train(said: Sequence[Row]) -> tuple[list[Row], dict[int, str]]:
+    """The accepted corrections as conversations, each once, in the order of their messages; and by number why one is none.
+
+    The latter also of corrections that are not accepted. Of several of one question that of the later answer is a row.
+    """
+    rows: dict[str, Row] = {}
+    left_out: dict[int, str] = {}
+    for row in (row for row in said if row["correction"]):
+        messages, where = [*row["prompt"], answer_of(row["correction"])], f"correction {row['id']}"
+        try:
+            check_row([messages], row, said, where)
+        except InputError as error:
+            left_out[row["id"]] = str(error)
+            continue
+        if row["status"] != "accepted":
+            continue
+        first = rows.get(key := json.dumps(row["prompt"]))
+        if first and first["messages"] == messages:
+            left_out[row["id"]] = f"{where}: correction {first['correction']} says the same"
+            continue
+        if first:
+            left_out[first["correction"]] = f"correction {first['correction']}: {where} answers the same otherwise"
+        # The number tells on the next export that the row came from here; the training reads the messages alone.
+        rows[key] = {"messages": messages, "correction": row["id"]}
+    return list(rows.values()), left_out
+
+
+def answer_of(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+def check_row(conversations: Sequence[list[dict[str, str]]], row: Row, said: Sequence[Row], where: str) -> None:
+    """InputError if a conversation has an empty message, or an answer before that of `row` a thumb down."""
+    for messages in conversations:
+        check_messages([Message(**message) for message in messages], where)
+    if any(one["verdict"] == "down" for one in said if one["message"] in row["path"] and one is not row):
+        fix = "ask again in a new chat, or below the right answer"
+        raise InputError("an earlier answer of its chat has a thumb down", where=where, fix=fix)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from athanor.origins.tracing import MAX_CHARS
 from athanor.serving import origins
 from athanor.serving.about import about
 from athanor.serving.answers import events, merged
-from athanor.serving.feedback import Feedback
+from athanor.serving.feedback import Feedback, rows_to_train
 from athanor.serving.fields import PAGE, asked, header, text, texts, wrong
 from athanor.serving.models import Models
 from athanor.serving.prompting import messages_of
@@ -40,12 +40,13 @@ def page_routes(models: Models, feedback: Feedback, limit: Limit, retraining: Re
         return JSONResponse(now | {"retraining": retraining and await to_thread(retraining.state)})
 
     async def retrain(request: Request) -> Response:
-        await read(request)
+        if request.method == "POST":
+            await read(request)
         came = urlsplit(request.headers.get("origin", "")).hostname
         if retraining is None or FORWARDED & set(request.headers) or came not in LOOPBACK:
             what = "this server starts no training: it serves no checkout, or others reach it"
             raise Refused(403, what, "athanor serve in a checkout, without --host and --allow-host")
-        return JSONResponse(await to_thread(retraining.start), 202)
+        return JSONResponse(await to_thread(retraining.start if request.method == "POST" else retraining.stop), 202)
 
     async def about_model(request: Request) -> Response:
         return JSONResponse(await to_thread(about, models.root, models.available(request.path_params["model"])))
@@ -85,7 +86,9 @@ def page_routes(models: Models, feedback: Feedback, limit: Limit, retraining: Re
         return Response(status_code=204)
 
     def corrections(request: Request) -> Response:
-        return JSONResponse({"corrections": feedback.corrections()})
+        left_out = rows_to_train(said := feedback.rows())[1]
+        found = [row | {"left_out": left_out.get(row["id"])} for row in said if row["correction"]]
+        return JSONResponse({"corrections": found})
 
     async def settle(request: Request) -> Response:
         status = (await read(request)).get("status")
@@ -93,7 +96,7 @@ def page_routes(models: Models, feedback: Feedback, limit: Limit, retraining: Re
 
     return [
         Route("/api/state", state),
-        Route("/api/retraining", retrain, methods=["POST"]),
+        Route("/api/retraining", retrain, methods=["POST", "DELETE"]),
         Route("/api/models/{model:path}/about", about_model),
         Route("/api/models/{model:path}/trace", trace, methods=["POST"]),
         Route("/api/answers", answer, methods=["POST"]),

@@ -17,18 +17,17 @@ from athanor.text import globs
 
 PYTHON_TOKENS, BYTES_PER_TOKEN = 2_500_000, 3.5  # of the standard library, with 4,096 ids
 PROSE_BYTES_PER_TOKEN = 4.3
-MADE_TOKENS, WRITTEN_TOKENS = 35, 350  # of a conversation: an exercise of ours; one of a person or a large model
+# Tokens of a conversation, and of its answers: of 4,096 ids, and where another script has these and English is spelled.
+MADE = {"exercises": (35.0, 12.5), "docstrings": (32.0, 15.0), "identity": (35.0, 17.5)}
+SPELLED = {"exercises": (77.0, 17.0), "docstrings": (77.0, 36.0), "identity": (91.0, 56.0)}
+WRITTEN_TOKENS, SUPERVISED = 350, 0.42  # of one by a person or a large model, and the share of its answers
 # Of a smaller vocabulary more: by the micro build (1,024 ids) and the default's (4,096).
 MADE_VOCABULARY, VOCABULARY_EXPONENT = 4096, -0.27
-# Of a novel in Japanese, 5,184 ids: English by the letter, and Japanese by 7 bytes a token.
-SPELLED, IN_SCRIPT = 3.2, 0.5
-IDENTITY_ROWS = 102  # of each repeat of the source identity
+IN_SCRIPT = 0.7  # of conversations on a novel in Japanese: 5 bytes a token
+IDENTITY_ROWS = (102, 82)  # of each repeat of the source identity: without text of one's own, and with it
 DOCSTRINGS_FOUND = 0.9  # of the rows that its maxima allow
 TEMPLATE_TOKENS = 5  # of a question with its answer
-SUPERVISED = 0.42  # of the tokens of conversations
 PACKED = 0.985  # of the rows are tokens
-
-
 LOOK_BYTES = 4_000_000  # of conversations of one's own that are read
 
 
@@ -106,45 +105,61 @@ def conversation_tokens(built: Mapping[str, Any], counted: Mapping[str, int] | N
 
     `counted`: rows of sources that are files, where they were other files.
     """
-    vocabulary = built["model"].vocab_size or built["tokenizer"].vocab_size
-    made = own_text = (vocabulary / MADE_VOCABULARY) ** VOCABULARY_EXPONENT
-    if built["clean"].rules.prose.min_ascii_fraction is None:  # as `athanor new` writes it for text in another script
-        made, own_text = SPELLED, IN_SCRIPT
-    sources = [(source, *_rows(source, built, made, own_text)) for source in built["instruct"].sources]
-    sources = [
-        (source, (counted or {}).get(source.name, rows) if getattr(source, "files", None) else rows, each)
-        for source, rows, each in sources
-    ]
-    mean = sum(rows * each for _, rows, each in sources) / max(sum(rows for _, rows, _ in sources), 1)
-    tokens = own = 0.0
-    # One's own first: they bound others.
-    for source, rows, each in sorted(sources, key=lambda source: not getattr(source[0], "files", None)):
-        use = built["sft_data"].sources.get(source.name)
-        if use is not None and use.repeats:  # a follow-up comes after another conversation
-            read = rows * (each * (use.repeats + use.follow_ups) + mean * use.follow_ups)
-            own += read if getattr(source, "files", None) else 0.0
-            tokens += min(read, use.times_own * own) if use.times_own and own else read
+    uses, rows, sizes, own = built["sft_data"].sources, {}, {}, 0.0
+    # One's own first: they bound others, by the tokens of answers, as chat_data.rows does.
+    for source in sorted(built["instruct"].sources, key=lambda source: not getattr(source, "files", None)):
+        name, use = source.name, uses.get(source.name)
+        if use is None or not use.repeats:
+            continue
+        rows[name], *sizes[name] = _rows(source, built)
+        times = use.repeats + use.follow_ups
+        if getattr(source, "files", None):
+            rows[name] = (counted or {}).get(name, rows[name])
+            own += rows[name] * times * sizes[name][1]
+        elif use.times_own and own:
+            rows[name] = min(rows[name], use.times_own * own / times / sizes[name][1])
     share = built["sft_data"].replay_share
-    return int(tokens * (1 + SUPERVISED * share / (1 - share)) / PACKED)
+    tokens, answers = (_epoch(rows, {name: size[i] for name, size in sizes.items()}, uses) for i in (0, 1))
+    return int((tokens + answers * share / (1 - share)) / PACKED)
 
 
-def _rows(source: Any, built: Mapping[str, Any], made: float, own_text: float) -> tuple[float, float]:
-    """Conversations of a source, and the tokens of one."""
-    if source.type == "exercises":
-        return sum(source.categories.values()) + source.multi_turn_rows, MADE_TOKENS * made
-    if source.type == "docstrings":
-        return max(DOCSTRINGS_FOUND * sum(source.max_rows.values()), source.min_rows), MADE_TOKENS * made
-    if source.type == "identity":
-        return IDENTITY_ROWS * source.repeats, MADE_TOKENS * made
+def _epoch(rows: Mapping[str, float], each: Mapping[str, float], uses: Mapping[str, Any]) -> float:
+    """The sum over an epoch; a follow-up comes after another conversation, every second time one of its own source."""
+    total = 0.0
+    for name, count in rows.items():
+        others = {other: rows[other] for other in rows if other != name} or rows
+        before = sum(each[other] * n for other, n in others.items()) / max(sum(others.values()), 1)
+        again = uses[name].follow_ups
+        total += count * (each[name] * (uses[name].repeats + again + again // 2) + before * (again - again // 2))
+    return total
+
+
+def _rows(source: Any, built: Mapping[str, Any]) -> tuple[float, float, float]:
+    """Conversations of a source, the tokens of one and those of its answers."""
+    longest, made = built["model"].context_tokens, MADE
+    own_text = more = (
+        (built["model"].vocab_size or built["tokenizer"].vocab_size) / MADE_VOCABULARY
+    ) ** VOCABULARY_EXPONENT
+    if built["clean"].rules.prose.min_ascii_fraction is None:  # as `athanor new` writes it for text in another script
+        made, more, own_text = SPELLED, 1.0, IN_SCRIPT
+    if source.type in made:
+        tokens, answers = (more * each for each in made[source.type])
+        if source.type == "exercises":
+            return sum(source.categories.values()) + source.multi_turn_rows, tokens, answers
+        if source.type == "docstrings":
+            return max(DOCSTRINGS_FOUND * sum(source.max_rows.values()), source.min_rows), tokens, answers
+        own = any(isinstance(text, FilesSource) for text in built["download"].sources)
+        return IDENTITY_ROWS[own] * source.repeats + own * source.text_rows, tokens, answers
     if source.files:
         with contextlib.suppress(InputError):  # told by the stage
-            files = [path for _, path in messages.find(source)]
-            if sum(path.stat().st_size for path in files) <= LOOK_BYTES:
-                texts = [[message.content for message in row.messages] for row in messages.conversations(source, 1.0)]
-                size = sum(len(text.encode()) for row in texts for text in row)
-                pairs = sum(len(row) for row in texts) / 2
-                tokens = size / BYTES_PER_TOKEN * own_text + TEMPLATE_TOKENS * pairs
-                return len(texts), min(tokens / max(len(texts), 1), built["model"].context_tokens)
-    return (source.max_rows or 10_000) * (2 if source.as_typed else 1), min(
-        WRITTEN_TOKENS, built["model"].context_tokens
-    )
+            if sum(path.stat().st_size for _, path in messages.find(source)) <= LOOK_BYTES:
+                texts = [row.messages for row in messages.conversations(source, 1.0)]
+                count, turns = max(len(texts), 1), [turn for row in texts for turn in row]
+                tokens, answers = (
+                    sum(len(turn.content.encode()) for turn in turns if role in turn.role) * own_text / BYTES_PER_TOKEN
+                    for role in ("", "assistant")
+                )
+                tokens += TEMPLATE_TOKENS * len(turns) / 2
+                return len(texts), min(tokens / count, longest), min(answers / count, longest)
+    tokens = min(WRITTEN_TOKENS, longest)
+    return (source.max_rows or 10_000) * (2 if source.as_typed else 1), tokens, SUPERVISED * tokens

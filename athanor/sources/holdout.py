@@ -17,7 +17,7 @@ from athanor.base.errors import InputError
 from athanor.base.work import Facts
 from athanor.sources.instruct_params import MessagesSource
 from athanor.text.conversations import Conversation, Item
-from athanor.text.documents import NEIGHBOURHOOD, Document, hash64, read_documents, write_shards
+from athanor.text.documents import NEIGHBOURHOOD, Document, hash64, read_documents, split_of, write_shards
 from athanor.text.questions import Taught, last_pair
 
 DRAWN = "generated"  # the origin of items that nobody wrote
@@ -30,13 +30,11 @@ def group_of(document: Document) -> str:
     return str(document.meta.get(NEIGHBOURHOOD, document.id))
 
 
-def hold_out(folder: Path, wanted: int) -> list[Document]:
-    """Move groups of a source's training documents to validation until these are `wanted` documents; returns them.
+def nearest(documents: Iterable[Document], wanted: int) -> set[str]:
+    """Groups of training documents, these nearest to validation, that have together `wanted` documents.
 
-    Half of all groups stay, so of a single one nothing is moved.
+    Half of all groups stay, so of a single one nothing is taken.
     """
-    paths = sorted(folder.glob("*.parquet"))
-    documents = (document for path in paths for document in read_documents(path))
     count = Counter((document.split, group_of(document)) for document in documents)
     groups = {group: documents for (split, group), documents in count.items() if split == "train"}
     chosen, held_out, most = set[str](), 0, len(count) // 2 - (len(count) - len(groups))
@@ -44,6 +42,20 @@ def hold_out(folder: Path, wanted: int) -> list[Document]:
         if held_out < wanted:
             chosen.add(group)
             held_out += groups[group]
+    return chosen
+
+
+def expected(documents: Iterable[Document], val_fraction: float) -> int:
+    """The bytes of a source's documents that `download` will hold out."""
+    divided = [replace(document, split=split_of(group_of(document), val_fraction)) for document in documents]
+    moved = nearest(divided, ENOUGH - sum(each.split == "val" for each in divided))
+    return sum(len(each.text.encode()) for each in divided if each.split == "val" or group_of(each) in moved)
+
+
+def hold_out(folder: Path, wanted: int) -> list[Document]:
+    """Move the nearest groups of a source's training documents to validation; returns the documents that moved."""
+    paths = sorted(folder.glob("*.parquet"))
+    chosen = nearest((document for path in paths for document in read_documents(path)), wanted)
     if not chosen:
         return []
     moved: list[Document] = []
@@ -104,10 +116,13 @@ def not_taught(items: Sequence[Item], conversations: Iterable[Conversation], not
     return left
 
 
-def remarks(name: str, facts: Facts) -> Iterator[str]:
-    """What a person should know of how a source was read, from its provenance."""
+def remarks(name: str, facts: Facts, held_out: float) -> Iterator[str]:
+    """What a person should know of how a source was read, from its provenance and the share of it that is held out."""
     if "unreadable" in facts:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in facts["unreadable"].items())
         yield f"{name}: files and rows left out, because they cannot be read: {reasons}"
     if moved := facts.get("moved_to_validation"):
-        yield f"{name}: chance held out fewer than {ENOUGH} of so few documents; the nearest {moved} are held out, too"
+        yield (
+            f"{name}: chance held out fewer than {ENOUGH} of so few documents; the nearest {moved} are held out, too:"
+            f" {held_out:.0%} of the text in all"
+        )

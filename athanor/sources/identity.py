@@ -23,7 +23,8 @@ from athanor.text.documents import split_of
 DIALOGUE_SHARE = 4  # one conversation of two or three turns for so many single ones
 POLITE = ("hello", "thanks", "bye")  # the topics that stand around another one
 IN_SMALL_LETTERS = 0.3  # of the questions about names: names, too, are typed so
-SENTENCE_EVERY, WORLD_EVERY = 8, 4  # of the rows on one's own text: a sentence of it, and a question about the world
+# Of the rows on one's own text: a sentence of it, a question about the world, and a sum where no exercise teaches to add.
+SENTENCE_EVERY, WORLD_EVERY, SUM_EVERY = 8, 4, 3
 WORLD = ("person", "place", "work")  # topics of the latter
 TRIES = 50  # draws of a turn for the side of the line on which a conversation is
 MODEL_CARD = "the texts that my model card lists"
@@ -81,11 +82,15 @@ def _about_text(
     """Questions about what one's own text tells of, and others that nobody has taught the answers to; and its sentences."""
     found, sentences = names_and_sentences(documents) if source.text_rows else ([], [])
     rng, rows, known = random.Random(f"{instruct.seed}/{source.name}/text"), [], TEXTS["text"]
+    adds = TEXTS["skills"]["addition"] in about(source, documents, instruct.sources).skills
     for number in range(source.text_rows if sentences else 0):
         x, y = rng.sample(found, 2) if len(found) > 1 else ("", "")
         asked, answers = rng.choice(known["questions"]), known["answers"]
         if number % SENTENCE_EVERY == 0:
             asked, answers = rng.choice(sentences), known["reads"]
+        elif not adds and number % SUM_EVERY == 0:
+            asked, answers = rng.choice(known["sums"]), known["no_sums"]
+            x, y = (str(rng.randrange(rng.choice((10, 100)))) for _ in "xy")
         elif not x or number % WORLD_EVERY == 0:
             topic = TOPICS[rng.choice(WORLD)]
             asked, x = (

@@ -131,6 +131,8 @@ def train(
             with trunk:
                 if not run.resume(trunk.path, run.pin_step):
                     hooks.before_first_step(model)
+                else:
+                    hooks.on_note("that is the trunk: the steps that runs of any length with these settings share")
                 run.advance(trunk.path, run.pin_step)
                 # A longer run may have saved this very step on its way, when it was just another one.
                 if world.main:

@@ -45,7 +45,10 @@ class HeldOut:
             name: bits_per_byte(model, documents, self.token_bytes, model.config.context_tokens, **options)
             for name, documents in self.documents.items()
         }
-        return {name: dataclasses.asdict(score) for name, score in {**scores, "all": pooled(scores)}.items()}
+        rows = {name: dataclasses.asdict(score) for name, score in {**scores, "all": pooled(scores)}.items()}
+        for row in rows.values():
+            del row["each"]  # of many documents, in every validation that a checkpoint holds
+        return rows
 
 
 class Prepared(NamedTuple):

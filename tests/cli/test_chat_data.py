@@ -65,7 +65,8 @@ def test_accepted_corrections_become_rows_that_the_real_source_reads(feedback, a
     assert athanor("accept", plain, deeper, brief, twin, deeper)[1].startswith(f"accepted 4: {plain}, {deeper}, ")
     assert athanor("reject", refused)[0] == 0
     status, told = athanor("export", "corpus/corrections.jsonl")
-    assert status == 0 and "corpus/corrections.jsonl: 3 rows, 1 accepted corrections say the same" in told
+    assert status == 0 and "corpus/corrections.jsonl: 3 rows\n" in told
+    assert f"left out: correction {twin}: correction {plain} says the same\n" in told
     assert "DVC watches" not in told
 
     # What it says to put into params.yaml is what the schemas take, and the source reads the rows.

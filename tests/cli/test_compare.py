@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from athanor.base.artifacts import write_text
-from athanor.cli.compare import Side, _behind, _held_out_rows, compare_values, judged
+from athanor.cli.compare import Side, _behind, _held_out_rows, compare_values, first_rows, judged
 from tests.e2e.clone import Clone, commit
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -118,12 +118,12 @@ def test_experiment_against_commit(repo):
     assert found["warnings"] == [] and found["code"] == {"files": [], "stages": []}
 
     short = compare(repo, "first", "lower").stdout
-    assert "eval.bpb.all.sft" in short and "copying" not in short and "eval.speed" not in short
+    assert "eval.sft_bpb" in short and "copying" not in short and "eval.speed" not in short
     assert "talks, your own questions in the words that were taught: 28 of 48 -> 43 of 48" in short
-    assert "1 more differ, 0 of them beyond the noise: athanor compare first lower --all" in short
+    assert "not shown: 1, of which 0 beyond the noise: athanor compare first lower --all" in short
     text = compare(repo, "first", "lower", "--all").stdout
-    assert "sft.lr  0.004 -> 0.001" in text and "1 others are equal" in text
-    line = next(line for line in text.splitlines() if "eval.bpb.all.sft" in line)
+    assert "sft.lr  0.004 -> 0.001" in text and "equal: 1" in text
+    line = next(line for line in text.splitlines() if "eval.sft_bpb" in line)
     assert line.split()[1:8] == ["2.400", "±", "0.060", "2.100", "±", "0.060", "-0.300"]
     assert line.endswith("yes, better")
     assert next(line for line in text.splitlines() if "copying" in line).endswith("within noise")
@@ -204,7 +204,7 @@ def test_nothing_is_better_of_other_held_out_texts(repo):
             None,
         )
         assert rows["eval.battery.copying"]["same_items"]
-        (line,) = [line for line in compare(repo, "--all").stdout.splitlines() if "eval.bpb.all.sft" in line]
+        (line,) = [line for line in compare(repo, "--all").stdout.splitlines() if "eval.sft_bpb" in line]
         assert line.endswith("other held-out items")
     finally:
         reset(repo)
@@ -217,7 +217,7 @@ def test_fine_tuning_losses_are_compared_where_the_validation_rows_are_the_same(
         lock = {"sft": {"deps": [{"path": "data/sft", "md5": rows}]}}
         return Side("x", "", {}, {}, {}, lock, _held_out_rows(tmp_path, rows))
 
-    row = {**compare_values("sft.validation", "loss", 2.0, 0.01, 1.0, 0.01)}
+    row = {**compare_values("sft.validation", "loss", (2.0, 0.01, ()), (1.0, 0.01, ()))}
     a = side("aa1.dir", "val_ids.bin")
     assert [judged([row], a, other)[0]["better"] for other in (a, side("bb1.dir", "val_ids.bin"))] == [True, True]
     for other in (side("cc1.dir", "val_other.bin"), Side("x", "", {}, {}, {}, {})):
@@ -232,7 +232,7 @@ def test_code_is_counted_and_stages_named(repo):
         found = facts(repo, "lower", "workspace")
         assert found["code"] == {"files": ["athanor/model.py", "athanor/new.py"], "stages": ["eval"]}
         said = compare(repo, "lower").stdout
-        assert "2 files under athanor/ and stages/ differ; stages that ran other code: eval" in said
+        assert "files that differ under athanor/ and stages/: 2; stages that ran other code: eval" in said
         commit(repo, "other code")
         (repo.path / "athanor/untracked.py").write_text("")
         assert facts(repo, "HEAD", "lower")["code"]["files"] == ["athanor/model.py", "athanor/new.py"]
@@ -286,8 +286,15 @@ def test_a_commit_without_results_says_what_to_commit(repo):
     try:
         repo.run("git", "rm", "-q", "dvc.lock")
         commit(repo, "no results")
-        done = compare(repo, "HEAD", "lower", check=False)
-        assert done.returncode == 1 and "git add params.yaml dvc.lock metrics" in done.stderr
+        for experiments, said in (
+            ("", "git add params.yaml dvc.lock metrics"),
+            ("lower", "athanor compare before; else git add"),
+        ):
+            if experiments:
+                head = repo.run("git", "rev-parse", "HEAD").stdout.strip()
+                repo.run("git", "update-ref", f"refs/exps/{head[:2]}/{head[2:]}/before", "HEAD")
+            done = compare(repo, "HEAD", "lower", check=False)
+            assert done.returncode == 1 and said in done.stderr and "commits the result of now" in done.stderr
     finally:
         repo.run("git", "reset", "-q", "--hard", "first")
 
@@ -306,9 +313,28 @@ def test_metrics_that_the_cache_lacks_come_from_the_remote(repo, tmp_path):
 
 
 def test_judgement():
-    assert compare_values("x", "bpb", 1.0, 0.1, 1.2, None)["beyond_noise"] is None
-    assert compare_values("x", "bpb", 1.0, None, 1.0, None)["beyond_noise"] is False
-    worse = compare_values("x", "score", 0.5, 0.05, 0.2, 0.05)
+    assert compare_values("x", "bpb", (1.0, 0.1, ()), (1.2, None, ()))["beyond_noise"] is None
+    assert compare_values("x", "bpb", (1.0, None, ()), (1.0, None, ()))["beyond_noise"] is False
+    worse = compare_values("x", "score", (0.5, 0.05, ()), (0.2, 0.05, ()))
     assert worse["beyond_noise"] and worse["better"] is False
-    assert compare_values("x", "rate", 0.5, 0.05, 0.1, 0.05)["better"] is None
-    assert not compare_values("x", "score", 0.5, 0.05, 0.36, 0.05)["beyond_noise"]  # 0.14 against 2 * 0.0707
+    assert compare_values("x", "rate", (0.5, 0.05, ()), (0.1, 0.05, ()))["better"] is None
+    # 0.14 against 2 * 0.0707
+    assert not compare_values("x", "score", (0.5, 0.05, ()), (0.36, 0.05, ()))["beyond_noise"]
+
+
+@pytest.mark.parametrize("items, better", [(31, True), (5, True), (4, None), (0, None)])
+def test_the_error_of_a_difference_is_taken_item_by_item(items, better):
+    """Conversations that are unequally hard, each a little easier for the other model: by the errors of the sides, noise."""
+    a = [10.0 * (1 + number % 7) for number in range(items)]
+    row = compare_values("sft.validation", "loss", (4.708, 0.3, a), (4.099, 0.34, [x - 6 for x in a]))
+    assert (row["better"], row["beyond_noise"], row["paired"]) == (better, bool(better), items > 0)
+    if items == 31:
+        assert row["noise"] == pytest.approx(2 * 0.609 / math.sqrt(31))
+
+
+def test_the_first_screen_has_the_categories_that_differ_most_for_their_noise():
+    def row(name: str, b: float, items: int = 25) -> dict:
+        return compare_values(name, "score", (0.5, 0.1, [0] * items), (b, 0.1, [1] * (items - 9) + [-1] * 9))
+
+    rows = [row("eval.battery.sft.copying", 0.7), row("eval.gold.sft.sums", 0.6, 40), row("eval.health.stop", 0.9, 90)]
+    assert [each["name"] for each in first_rows(rows)] == ["eval.gold.sft.sums"]

@@ -52,7 +52,7 @@ def test_healthy_and_one_line_per_finding(toy: Toy, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "healthy\n", "")
     dead_lock(toy)
     done = text(toy)
-    assert done.returncode == 1 and len(done.stdout.splitlines()) == 2 and done.stdout.endswith("1 problems\n")
+    assert done.returncode == 1 and len(done.stdout.splitlines()) == 2 and done.stdout.endswith("problems: 1\n")
     line = f".dvc/tmp/rwlock: data/x locked by process {NOBODY}, which has ended. Fix: python -m athanor doctor --fix\n"
     assert line in done.stdout
     done = text(toy, "--fix")

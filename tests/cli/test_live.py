@@ -77,7 +77,7 @@ def test_a_run_shows_the_stage_at_work_and_leaves_what_was_said_and_the_summary(
     assert max(len(line) for line in foot.splitlines() if "Ctrl-C" in line) < COLUMNS
     left = terminal.left()
     assert [line for line in left if line.startswith("count: step")] == [f"count: step {n}" for n in range(1, 13)]
-    assert "Stages" in left and not [line for line in left if re.match("Ctrl-C|Running stage", line)], left
+    assert "Stages" in str(left) and not [line for line in left if re.match("Ctrl-C|Running stage", line)], left
     assert "Running stage 'count'" in (toy.path / live.LOG).read_text()
 
 

@@ -61,6 +61,12 @@ def test_the_health_of_each_training_is_told_in_one_line(root: Path, monkeypatch
     ):
         write_json(journal, {"status": status, "findings": []})
         assert summary.text(root).splitlines()[-1] == line
+    (root / "dvc.yaml").write_text("stages:\n  pretrain: {cmd: x}\n  sft: {cmd: x}\n")
+    leaf = {"run": "pretrain-0000000000002-1", "seconds": 1.0, "ended_ms": 2}
+    write_json(root / "metrics/runs/pretrain.json", leaf)
+    journal.parents[1].rename(root / ".athanor/runs" / str(leaf["run"]))  # and sft is of a colleague's experiment
+    line = "Health    pretrain critical, sft unknown (trained elsewhere)   (why: athanor health pretrain)"
+    assert summary.text(root).splitlines()[-1] == line
 
 
 def scored(score: float, floor: float = 0.0) -> dict[str, float]:

@@ -145,7 +145,7 @@ def _(tour: Tour) -> None:
     page = (tour.here / "dvc_plots" / "index.html").read_text()
     assert page.index("Pretraining_loss") < page.index("SFT_loss") < page.index("Learning_rate")
     said = tour.output("athanor compare")
-    assert re.search(r"sft.lr +0.004 -> 0.001", said) and "bpb.all.sft" in said and "beyond the noise?" in said
+    assert re.search(r"sft.lr +0.004 -> 0.001", said) and "eval.sft_bpb" in said and "beyond the noise?" in said
     # The workspace is at the commit again.
     assert tour.clone.run("git", "status", "--porcelain").stdout == ""
     assert "up to date" in tour.clone.dvc("status").stdout

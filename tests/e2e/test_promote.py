@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 
 from tests.e2e.test_micro import tracking
@@ -26,8 +27,25 @@ def promote(micro, *words, check=True):
     return micro.run(sys.executable, "-m", "athanor", "promote", *words, check=check)
 
 
+def test_what_another_checkout_made_says_how_to_make_it_here(micro):
+    """Seen: an experiment of a colleague's, pulled and applied; the advice to ship again did not help."""
+    leaf = micro.path / "metrics/runs/export.json"
+    kept = leaf.read_text()
+    leaf.write_text(json.dumps(json.loads(kept) | {"run": "export-1-1"}))
+    done = promote(micro, check=False)
+    leaf.write_text(kept)
+    assert (
+        done.returncode == 1 and "run export-1-1, which made it, is not there: made in another checkout" in done.stderr
+    )
+    assert "dvc repro -s -f export" in done.stderr and "ship" not in done.stderr
+
+
 def test_the_champion_answers_as_the_chat_and_is_registered_once(micro):
-    assert "registered as version 1" in promote(micro).stdout
+    said = promote(micro).stdout
+    assert (
+        "registered as version 1" in said
+        and f"MLFLOW_TRACKING_URI={shlex.quote(f'sqlite:///{micro.path}/mlflow.db')}\n" in said
+    )
     assert "registered before as version 1" in promote(micro, "models/export", "--alias", "again").stdout
     client, runs = tracking(micro)
     version = client.get_model_version_by_alias("athanor", "champion")

@@ -142,4 +142,4 @@ def test_the_margin_is_to_the_better_of_the_two_xz_settings():
     assert facts["beats_xz"] == {"base": True, "sft": False}
     assert facts["margin_to_xz"] == {"base": pytest.approx(0.01), "sft": pytest.approx(0)}
     assert set(facts["sources"]) == {"a"} and facts["all"]["gzip"] == 2.6
-    assert facts["sources"]["a"]["base"] == {"bpb": 2.49, "stderr": 0.01}
+    assert facts["sources"]["a"]["base"] == {"bpb": 2.49, "stderr": 0.01, "each": ()}

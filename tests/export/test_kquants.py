@@ -132,6 +132,15 @@ def test_a_missing_quantiser_is_announced_otherwise(llama, no_quantiser, tmp_pat
     assert parity["llama_cpp_q8_0"]["positions"] == 12 and parity["llama_cpp_f32"]["positions"] == 4
 
 
+def test_a_file_that_diverges_too_far_is_left_out(llama, tmp_path):
+    pytest.importorskip("xllamacpp")
+    params, notes = replace(PARAMS, gguf_types=("q8_0", "f16"), kl_limit=1e-5), []
+    publish.write_files(tmp_path, llama.source, params)
+    parity = publish.check_files(tmp_path, llama.source, llama.probe, params, threads=1, note=notes.append)
+    assert [path.name for path in tmp_path.glob("*.gguf")] == ["model-f16.gguf"] and len(notes) == 1
+    assert "mean divergence" in notes[0] and parity["llama_cpp_q8_0"].startswith("not written: llama.cpp parity")
+
+
 def test_the_note_names_the_command(llama, no_quantiser, tmp_path, monkeypatch):
     """DVC does not know of programs: once they are installed a plain `dvc repro` would skip the export."""
 

@@ -334,6 +334,7 @@ def test_workspace_experiment_killed(toy: Toy) -> None:
     assert "EXEC_BASELINE" in toy.git("for-each-ref")
     assert sorted(kinds(toy)) == ["head", "lock"]
     (row,) = [row for row in toy.doctor("--fix")[1] if not row["fixed"]]
+    until(lambda: not watchers(toy), "nobody waits to mend what is mended", toy)
     for command in row["command"].split(" (docs")[0].split(" && "):
         toy.run(*command.split())
     assert toy.git("symbolic-ref", "HEAD") == "refs/heads/main"
@@ -347,6 +348,27 @@ def test_workspace_experiment_killed(toy: Toy) -> None:
     assert "second" in toy.dvc("exp", "list", "--name-only").stdout and toy.doctor()[0] == 0
 
 
+@pytest.mark.parametrize("commits", [False, True])
+def test_a_head_that_a_killed_experiment_detached_is_named_after_later_runs(toy: Toy, commits: bool) -> None:
+    toy.hold(HOLD)
+    job = toy.start("exp", "run", "-n", "first", "-S", "sft.seed=7")
+    stage = toy.wait_held()
+    job.kill_group(signal.SIGKILL)
+    job.wait()
+    until(lambda: gone(stage), "the stage has ended", toy)
+    toy.release()
+    toy.dvc("exp", "run", "-n", "second", "-S", "sft.seed=8")
+    until(lambda: not toy.processes(), "nobody waits to mend after a DVC that ended by itself", toy)
+    if commits:
+        toy.git("commit", "-qam", "mine")
+    here, edits = toy.git("rev-parse", "HEAD"), toy.git("diff")
+    (row,) = [row for row in toy.doctor("--fix")[1] if row["kind"] == "head"]
+    for command in row["command"].split(" (docs")[0].split(" && "):
+        toy.run(*command.split())
+    assert toy.git("symbolic-ref", "--short", "HEAD") == "main" and toy.git("rev-parse", "HEAD") == here
+    assert toy.git("diff") == edits and kinds(toy) == []
+
+
 def test_experiment_killed_while_it_packs(toy: Toy) -> None:
     """DVC stashes edits before it begins; a kill in that window hides them in Git's stash, with HEAD detached."""
     (toy.path / "notes").write_text("first\n")
@@ -358,7 +380,8 @@ def test_experiment_killed_while_it_packs(toy: Toy) -> None:
     toy.run("git", "update-ref", "-d", "refs/exps/stash")
     stashed = toy.git("show", "refs/stash:notes") if toy.git("stash", "list") else ""
     assert "my edit" in (stashed, (toy.path / "notes").read_text().strip())
-    assert toy.doctor("--fix")[0] == 0
+    status, rows = toy.doctor("--fix")
+    assert status == 0, rows
 
 
 def _kill_while_it_packs(toy: Toy) -> None:

@@ -82,10 +82,10 @@ def models(parrot_parts, tmp_path_factory) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def server(models, tmp_path_factory):
+def server(models):
     from tests.serving.browser import serve
 
-    with serve(tmp_path_factory.mktemp("server"), models) as server:
+    with serve(models[0].parents[2], models) as server:  # in the checkout, whose data tell where an answer is from
         yield server
 
 

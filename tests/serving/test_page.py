@@ -251,9 +251,9 @@ def test_a_correction_is_kept_by_the_server_accepted_and_exported(reader):
     reader.ask(PLAIN[0])
     reader.press("Bad answer")
     reader.see(".better button:disabled", "Keep")  # the answer itself is no correction
-    page.fill(".better textarea", "It is **seven**.")
+    page.keyboard.insert_text("It is **seven**.")  # in place of the wrong answer, which is selected
     reader.press("Keep", exact=True)
-    for buttons in (["Good answer", "Undo"], ["Bad answer"]):
+    for buttons in (["Good answer", "Undo"], ["Bad answer", "Bad answer", "Undo"], ["Bad answer"]):
         reader.see(".answer .stats", "corrected")
         for button in buttons:
             reader.press(button)
@@ -282,7 +282,7 @@ def test_a_training_is_started_from_the_corrections_and_its_end_is_told_after_a_
         route.fulfill(response=answer, json=answer.json() | {"retraining": now})
 
     def start(route) -> None:
-        now.update(state="running", text="sft 20 %")
+        now.update(state="stopped" if route.request.method == "DELETE" else "running", text="sft 20 %")
         route.fulfill(json=now)
 
     page.route("**/api/state", state)
@@ -297,6 +297,22 @@ def test_a_training_is_started_from_the_corrections_and_its_end_is_told_after_a_
     reader.see("#retraining pre", "sft 20 %")
     page.reload()
     reader.see("#retraining", "answers meanwhile")
-    now.update(state="failed", text="sft: out of room")
+    reader.press("Stop", exact=True)
+    reader.see("#retraining", "Stopped. The same button")
+    now.update(state="failed", text="sft: out of room", taught=2)
     reader.see("#retraining pre", "sft: out of room")
-    reader.see(".toast", "Corrections says why")
+    reader.see(".toast", "Corrections says how")
+    # Another window settles what this one shows; one of them cannot be a row.
+    statuses = [("accepted", None), ("accepted", "an earlier answer has a thumb down")]
+
+    def corrections(route) -> None:
+        row = route.fetch().json()["corrections"][0]
+        rows = [row | {"id": at, "status": how, "left_out": why} for at, (how, why) in enumerate(statuses)]
+        route.fulfill(json={"corrections": rows})
+
+    page.route("**/api/corrections", corrections)
+    reader.see("#retraining .primary", "Train on the accepted (1 of 2)")
+    reader.press(re.compile(r"Accepted \(2\)"))
+    reader.see(".correction", "Left out of training. an earlier answer has a thumb down.")
+    statuses[:] = [("rejected", None)]
+    reader.see("#retraining .primary:enabled", "Train without them")

@@ -28,6 +28,9 @@ class Started:
 
     state = start
 
+    def stop(self) -> dict[str, str]:
+        return {"state": "stopped", "text": ""}
+
 
 @contextmanager
 def serving(root, retraining=None, names=("parrot", "polly")):
@@ -83,7 +86,15 @@ def test_a_request_that_cannot_be_met_is_refused_with_what_is_wrong(client):
 def test_feedback_is_kept_judged_and_forgotten(client):
     judged = {**asked(*PLAIN), "verdict": "down", "correction": "seven"}
     row = client.put("/api/feedback", json=judged).json()
-    assert row["status"] == "candidate" and client.get("/api/corrections").json() == {"corrections": [row]}
+    assert row["status"] == "candidate" and client.get("/api/corrections").json() == {
+        "corrections": [row | {"left_out": None}]
+    }
+    deeper = {**asked("And 4 + 4?", "9", after=judged), "verdict": "down", "correction": "8"}
+    client.put("/api/feedback", json=deeper)
+    assert (
+        "an earlier answer of its chat has a thumb down"
+        in client.get("/api/corrections").json()["corrections"][1]["left_out"]
+    )
     address = f"/api/corrections/{row['id']}"
     assert client.patch(address, json={"status": "accepted"}).json()["status"] == "accepted"
     for faulty in (client.patch(address, json={"status": ["x"]}), client.put("/api/feedback", json=judged | {"x": 1})):
@@ -100,6 +111,8 @@ def test_the_state_and_a_training_that_starts_only_for_who_sits_at_this_machine(
     assert state["retraining"]["state"] == "running" and client.post("/api/retraining", json={}).status_code == 202
     for header in ({"Origin": "http://evil.example"}, {"X-Forwarded-For": "10.0.0.1"}):
         assert client.post("/api/retraining", json={}, headers=header).status_code == 403
+        assert client.delete("/api/retraining", headers=header).status_code == 403
+    assert client.delete("/api/retraining").json()["state"] == "stopped"
     with serving(tmp_path, names=()) as other:
         assert other.get("/api/state").json() == {"models": [], "default_model": None, "retraining": None}
         answer = other.post("/api/retraining", json={})

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from athanor.serving.feedback import Feedback
-from athanor.serving.retraining import LOCK, LOG, ROWS, Retraining, Running
+from athanor.serving.retraining import BACK, LOCK, LOG, ROWS, Retraining, Running
 from tests.serving.judging import asked, judge
 from tests.serving.live import ROOT
 
@@ -30,22 +30,29 @@ def ended(retraining: Retraining) -> dict:
 
 
 def test_it_ends_with_the_line_that_says_why_and_one_runs_at_a_time(retraining):
-    assert retraining.state() == {"state": "none", "text": ""}
+    assert retraining.state() == {"state": "none", "text": "", "taught": 0}
     assert retraining.start()["state"] == "running"
     assert ended(retraining)["state"] == "failed" and "there is no feedback yet" in retraining.state()["text"]
     with (retraining.folder / LOCK).open("rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(Running, match="under way here: athanor repro"):
             retraining.start()
-        (retraining.folder / LOG).write_bytes(b"one\n\x1b[1mtwo\x1b[0m 10 %\r\x1b[2Ktwo 20 %\r")
-        assert retraining.state() == {"state": "running", "text": "two 20 %"}
+        found = b"INFO at step 3, throughput: It fell. Try: nothing\n"
+        (retraining.folder / LOG).write_bytes(b"one\n\x1b[1mtwo\x1b[0m 10 %\r\x1b[2Ktwo 20 %\r" + found)
+        assert retraining.state() == {"state": "running", "text": "two 20 %", "taught": 0}
     assert retraining.state()["state"] == "failed"  # killed, it wrote no end
     (retraining.root / "corpus").mkdir()
     (retraining.root / ROWS).write_text("1\n2\n3\n")
-    (retraining.folder / LOG).write_bytes(
-        b"  talks, your own questions: 8 of 8\nData  data/report.html\nended with 0\n"
-    )
-    assert retraining.state() == {"state": "done", "text": "talks, your own questions: 8 of 8", "taught": 3}
+    kept, right = BACK.format("before"), "talks, your own questions: 8 of 8"
+    long = "\n".join(["x" * 100] * 500)
+    for status, state, text in (("0", "done", f"{right}\n{kept}"), ("75", "stopped", kept)):
+        (retraining.folder / LOG).write_text(
+            f"{kept}\n{long}\n  {right}\nData  data/report.html\nended with {status}\n"
+        )
+        assert retraining.state() == {"state": state, "text": text, "taught": 3}
+    (retraining.root / "dvc.lock").touch()  # by another command: `dvc exp apply` has brought back the model before
+    os.utime(retraining.folder / LOG, (1, 1))
+    assert retraining.state() == {"state": "none", "text": "", "taught": 3}
     log = ["store: down. Fix: x. Training continues without it", "ERROR: 'x' is busy, blocked by PID 7", *"0123456"]
     (retraining.folder / LOG).write_text("\n".join([*log, "ended with 1"]))
     assert retraining.state()["text"] == "ERROR: 'x' is busy, blocked by PID 7"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import signal
 import socket
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import psutil
 import pytest
 
+from athanor.serving.retraining import FOLDER, LOCK, LOG
 from tests.serving.fake_models import endless  # noqa: F401
 from tests.serving.live import PATIENCE, Live, environment
 
@@ -88,7 +90,19 @@ def test_names_that_were_not_allowed_are_refused(tmp_path, model, words, good, b
 def test_a_taken_port_is_named_with_another(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert f"athanor serve --port {port + 1}" in refusal(tmp_path, "--port", str(port))
+        assert f'--port {port + 1} (make serve SERVE="--port' in refusal(tmp_path, "--port", str(port))
+
+
+def test_a_training_that_outlives_the_server_is_named(tmp_path):
+    (tmp_path / "dvc.yaml").touch()
+    (tmp_path / FOLDER).mkdir(parents=True)
+    with open(tmp_path / FOLDER / LOCK, "wb") as lock, Live(tmp_path) as server:
+        (tmp_path / FOLDER / LOG).touch()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert server.ask(None, "/api/state")[2]["retraining"]["state"] == "running"
+        server.process.send_signal(signal.SIGINT)
+        server.process.wait(PATIENCE)
+        assert "the training on corrections continues; athanor stop ends it" in server.said()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

@@ -106,6 +106,11 @@ def test_where_chance_holds_next_to_nothing_out_the_nearest_is_held_out(tmp_path
     write_shards(tmp_path / "pieces" / "own", pieces)
     assert len({piece.meta[NEIGHBOURHOOD] for piece in holdout.hold_out(tmp_path / "pieces" / "own", 2)}) == 1
     assert sum(document.split == "val" for document in read_sources(tmp_path / "pieces")) == 5
+    assert holdout.expected(pieces, 1e-9) == sum(
+        len(each.text) for each in read_sources(tmp_path / "pieces") if each.split == "val"
+    )
+    (remark,) = holdout.remarks("own", {"moved_to_validation": 5}, 0.25)
+    assert "the nearest 5 are held out, too: 25% of the text in all" in remark
     write_shards(tmp_path / "three" / "own", notes[:3])
     assert len(holdout.hold_out(tmp_path / "three" / "own", 2)) == 1
     assert holdout.hold_out(tmp_path / "three" / "own", 1) == []  # two of three would be held out

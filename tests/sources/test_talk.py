@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import random
+import re
 from collections import Counter
 from collections.abc import Iterable
 
@@ -255,6 +256,10 @@ def test_names_of_ones_own_text_are_asked_about_and_not_pretended_to_be_known(tm
     answers = {row.messages[1].content for row in made[len(plain) :]}
     assert answers == {*TEXTS["text"]["answers"], *TEXTS["text"]["reads"]}
     assert any("Once upon a time Nobody came." in row.messages[0].content for row in made[len(plain) :])
+    unable = InstructParams(1, 0.1, (ME,))
+    sums = identity.conversations(more, documents, unable, 2)[-200:]
+    said = {row.messages[1].content for row in sums if re.search(r"\d ?[+*-] ?\d", row.messages[0].content)}
+    assert said == set(TEXTS["text"]["no_sums"])
     assert identity.conversations(more, _documents(["python"]), instruct, 2) == identity.conversations(
         ME, _documents(["python"]), instruct, 2
     )

@@ -12,6 +12,7 @@ import pytest
 
 from athanor.base.artifacts import read_json, read_manifest, verify_files
 from athanor.base.errors import GateError, InputError, Interrupted, ParamsError
+from athanor.sources import holdout
 from athanor.text.conversations import read_conversations, read_items
 from athanor.text.documents import read_documents
 from stages import download
@@ -100,6 +101,8 @@ def test_outputs_manifests_and_determinism(workspace, monkeypatch):
     documents = list(read_documents(first / "data/raw/notes/00000.parquet"))
     assert raw["counts"]["notes"]["documents"] == len(documents) == 9
     assert raw["counts"]["notes"]["bytes"] == sum(len(document.text.encode()) for document in documents)
+    expected = holdout.expected(documents, params()["download"]["val_fraction"])
+    assert 0 < expected == raw["counts"]["notes"]["val"]["bytes"]
     sides = {side: sum(document.split == side for document in documents) for side in ("train", "val")}
     assert sides == {side: raw["counts"]["notes"][side]["documents"] for side in sides}
     assert raw["sources"]["web"]["license"] == "MIT" and raw["sources"]["web"]["rows_read"] == 40

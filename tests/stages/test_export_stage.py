@@ -14,6 +14,7 @@ import torch
 
 from athanor.base.artifacts import read_json, rounded, sha256_file, verify_files, write_json, write_manifest, write_text
 from athanor.base.errors import GateError, InputError
+from athanor.cli.summary import unwritten
 from athanor.evaluation.report import Answer, answer_rows, health, score_table
 from athanor.export import gguf_writer
 from athanor.model.config import ModelConfig
@@ -96,7 +97,7 @@ def build(root: Path) -> None:
     chats = {"rows": 9, "train": 8, "val": 1, "chars": 99, "licenses": ["Apache-2.0"]}
     write_manifest(folders["instruct"], kind="instruct", version=1, counts={"identity": chats})
     write_manifest(folders["clean"], kind="clean", version=1, counts={"train": {}, "val": {"docs": counts}}, funnel=[])
-    mixed = {"docs": {"tokens": 12345, "share": 1.0, "target_share": 1.0, "epochs": 1.5}}
+    mixed = {"docs": {"tokens": 12345, "unique_tokens": 8230, "share": 1.0, "target_share": 1.0, "epochs": 1.5}}
     write_manifest(folders["shards"], kind="shards", version=1, counts={}, sources=mixed)
     write_manifest(folders["sft"], kind="sft", version=1, counts={})
 
@@ -118,6 +119,7 @@ def build(root: Path) -> None:
         "sft": {"tokens": 3000, "supervised_tokens": 1200},
         "eval": {
             "bpb": {"sources": {"docs": rate}, "all": rate},
+            "taught": {"talks": {"taught": {"n": 70, "right": 63}}},
             "battery": {model: score_table(items(), said[model], 1) for model in said},
             "health": {model: health(said[model]) for model in said},
         },
@@ -180,8 +182,9 @@ def test_card_says_what_the_inputs_say(project):
     assert "| identity | 9 | 8 | 1 | Apache-2.0 |" in card
     assert "| docs | 2.500 ± 0.010 | 2.600 ± 0.010 | 3.100 | 3.200 |" in card
     assert "| facts | 10 | 0.0% ± " in card and re.search(r"\| lists \| 10 \| 0.0% ± .* \| 100.0% \|", card)
+    assert "| talks: your own questions, in the words that were taught | 70 | | 90.0% | | |\n| facts " in card
     # The stream holds the source one and a half times, and training read half of the stream.
-    assert "| docs | 12,345 | 100.0% | 100.0% | 0.75 |" in card
+    assert "| docs | 8,230 | 100.0% | 100.0% | 0.75 |" in card
     # All lists are right, and so is one fixed answer: no knowledge, and the card says so.
     assert "- One answer passes every item of lists: a check of habit, not knowledge." in card
     assert "Not clearly above its floor" not in card
@@ -222,6 +225,25 @@ def test_a_missing_quantiser_for_the_only_type_still_has_a_card(project, monkeyp
     )
     assert not list(out.glob("*.gguf")) and not (out / "Modelfile").exists()
     verify_files(out)
+
+
+def test_a_type_that_rounds_too_much_is_left_out_while_another_is_there(project, monkeypatch, capsys):
+    """Seen: three minutes of training ended without any model, for q8_0 alone."""
+    pytest.importorskip("xllamacpp")
+    params = PARAMS.replace("q8_0: 2.0e-3", "q8_0: 1.0e-9")
+    monkeypatch.setitem(globals(), "PARAMS", params)
+    execute(project, "required")
+    out = project / "models" / "export"
+    verify_files(out)
+    assert [path.name for path in out.glob("*.gguf")] == ["model-f16.gguf"]
+    assert "model-q8_0.gguf: NOT WRITTEN, gate" in capsys.readouterr().err
+    assert "| llama_cpp_q8_0 | not written: " in (out / "MODEL_CARD.md").read_text()
+    assert unwritten(project) == ["q8_0"]
+    before = contents(out)
+    monkeypatch.setitem(globals(), "PARAMS", params.replace("[f16, q8_0]", "[q8_0]"))
+    with pytest.raises(GateError, match="leave it out"):
+        execute(project, "required")
+    assert contents(out) == before
 
 
 def test_a_file_that_fails_is_not_written_and_the_earlier_export_stays(project, monkeypatch):

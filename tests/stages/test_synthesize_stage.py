@@ -272,7 +272,7 @@ def test_stopped_by_a_signal_it_goes_on(server, tmp_path):
     _, said = victim[0].communicate(timeout=300)
     assert victim[0].returncode == 75 and "every answer is kept" in said
     status, said = execute(folder)
-    assert status == 0 and "goes on from" in said, said
+    assert status == 0 and "continues from" in said, said
     assert set(server.answered.values()) == {1} and len(server.answered) == 20
 
 

@@ -170,10 +170,12 @@ def test_another_configuration_is_another_slot(work):
     assert [(slot / "DONE").is_file() for slot in slots("pretrain")].count(True) == 1
 
 
-def test_a_larger_budget_continues_the_trunk(work, pretrained):
+def test_a_larger_budget_continues_the_trunk(work, pretrained, capfd):
     """1,300 to 2,600 tokens: 20 steps of 64 have a trunk of 15; a run of 40 trains the other 25."""
     execute("pretrain")
+    assert "trunk" not in capfd.readouterr().err
     longer = execute("pretrain", pretrain={"tokens": 2600})
+    assert "continues from 960 tokens\npretrain: that is the trunk" in capfd.readouterr().err
     assert longer._facts["trained_tokens"] == 25 * 64
     grown = results("pretrain")
     (trunk,) = {path.parent for path in Path(".athanor/slots/pretrain").glob("*/PINNED")}

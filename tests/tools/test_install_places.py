@@ -66,6 +66,16 @@ def test_on_a_terminal_git_init_is_offered(unpacked, monkeypatch, answer):
     assert log.stdout == ("athanor\n" if answer == "y" else "")  # Git knew no name
 
 
+def test_a_path_with_accents_is_named_until_doctor_has_cured_it(unpacked, monkeypatch, capsys):
+    monkeypatch.setattr(install, "ROOT", unpacked)
+    install.warn_of_accents()
+    assert "fails until: athanor doctor --fix" in capsys.readouterr().out
+    (unpacked / ".dvc").mkdir()
+    (unpacked / ".dvc/config.local").write_text("[cache]\n    dir = /home/x/.cache/athanor-1\n")
+    install.warn_of_accents()
+    assert not capsys.readouterr().out
+
+
 def test_a_file_with_the_name_of_a_module_is_named_first(unpacked):
     (unpacked / "copy.py").write_text("raise SystemExit('imported')\n")
     done = setup(unpacked)

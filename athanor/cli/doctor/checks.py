@@ -161,7 +161,9 @@ def journals(checkout: Checkout) -> Iterator[Finding]:
         with try_lock(checkout.root / ".athanor" / "ship.lock") as free:
             running = not free
         if running:
-            yield Finding("journal", names, "being shipped to MLflow now", "wait", note=True)
+            yield Finding(
+                "journal", names, "being shipped to MLflow now", "athanor ship --wait 600 waits for it", note=True
+            )
         else:
             what = "journal is not in MLflow yet"
             yield Finding("journal", names, what, "python -m athanor ship", lambda: _ship(checkout.root))

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,19 +76,40 @@ def _remove(path: Path, size: str) -> str:
 
 def experiment(checkout: Checkout) -> Iterator[Finding]:
     """A detached HEAD and refs that a killed `dvc exp run` left in Git. Git commands put them right, not we."""
-    listed = git(checkout.root, "for-each-ref", "--format=%(refname)", "refs/exps").split()
+    root = checkout.root
+    listed = git(root, "for-each-ref", "--format=%(refname)", "refs/exps").split()
     refs = [name for name in listed if name in REFS or name.startswith("refs/exps/temp/")]
-    if checkout.dvc or not refs:
+    detached = not git(root, "symbolic-ref", "-q", "HEAD")
+    if checkout.dvc or not (refs or detached and _detached_by_dvc(root)):
         return
     commands = [f"git update-ref -d {name}" for name in refs]
-    detached = not git(checkout.root, "symbolic-ref", "-q", "HEAD")
     if detached:
-        branch = git(checkout.root, "rev-parse", "-q", "--symbolic-full-name", "@{-1}") or "refs/heads/BRANCH"
+        branch = git(root, "rev-parse", "-q", "--symbolic-full-name", "@{-1}") or "refs/heads/BRANCH"
+        made = git(root, "log", "--format=%s", f"{branch}..HEAD").splitlines()
+        own = any(not subject.startswith("dvc: ") for subject in made) and not git(root, "log", f"HEAD..{branch}")
         # Not `git reset`: it keeps the index's times, and takes a file that DVC wrote within that second for unchanged.
-        commands = [f"git symbolic-ref HEAD {branch}", "git read-tree HEAD", *commands]
-    what = f"{'HEAD detached, and ' if detached else ''}{len(refs)} refs left, by a killed experiment"
+        back = [f"git symbolic-ref HEAD {branch}", "git read-tree HEAD"]
+        # Commits that were made since belong on the branch.
+        commands[:0] = [f"git switch -C {branch.removeprefix('refs/heads/')}"] if own else back
+    what = " and ".join(["HEAD detached"] * detached + [f"{len(refs)} refs left"] * bool(refs))
     command = " && ".join(commands) + " (docs/outages.md, Killed experiments, says what each keeps)"
-    yield Finding("head", "HEAD" if detached else refs[0], what, command)
+    yield Finding("head", "HEAD" if detached else refs[0], f"{what}, by a killed experiment", command)
+
+
+def _detached_by_dvc(root: Path) -> bool:
+    """Whether the log of HEAD says that a DVC went from a branch to its commit, by the full hash, and never back.
+
+    Later commands of DVC find HEAD detached and leave it so, after which no ref tells of the kill.
+    """
+    if not git(root, "for-each-ref", "refs/exps/exec"):
+        return False
+    log = [line.partition(" ")[::2] for line in git(root, "log", "-g", "--format=%H %gs", "HEAD").splitlines()]
+    for (commit, message), (before, _) in itertools.pairwise(log):
+        if message.startswith("checkout: moving from "):
+            return commit == before and message.endswith(f" to {commit}")
+        if message.startswith("rebase") or re.match(r"dvc: Restore HEAD to '(?![0-9a-f]{40}')", message):
+            return False
+    return False
 
 
 def temp_dirs(checkout: Checkout) -> Iterator[Finding]:

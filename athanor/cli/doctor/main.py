@@ -59,7 +59,7 @@ class Finding:
 
 def examine(root: Path, deep: bool = False) -> tuple[list[Finding], dict[str, Any]]:
     """Every finding in the checkout at `root`, and what was measured; a check that cannot be made is a finding, too."""
-    from athanor.cli.doctor import checks, files, peers, places, speed
+    from athanor.cli.doctor import checks, files, peers, places, queue, speed
 
     # Before the processes are listed: what has no living owner by then never gets one.
     unpublished = files.unpublished_writes(root)
@@ -79,6 +79,7 @@ def examine(root: Path, deep: bool = False) -> tuple[list[Finding], dict[str, An
         "store": checks.store,
         "untracked": checks.untracked,
         "experiment": checks.experiments,
+        "queue": queue.same_name,
         "space": checks.space,
         "profile": lambda checkout: checks.hardware_profile(root),
         "trouble": checks.machine_troubles,
@@ -135,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         for finding in findings:
             print(finding)
-        print(f"{len(problems)} problems" if problems else "healthy")
+        print(f"problems: {len(problems)}" if problems else "healthy")
     return 1 if problems else 0
 
 

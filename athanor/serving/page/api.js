@@ -12,7 +12,7 @@ export class Problem extends Error {
   }
 }
 
-const GONE = "The server does not answer. Start it again with athanor serve; nothing you typed is lost.";
+const GONE = "The server did not answer: is it running (make serve), and this device online? Nothing you typed is lost.";
 
 /** Listeners get true when the server answers and false when it does not. */
 export const contact = new EventTarget();

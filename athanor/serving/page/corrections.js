@@ -7,26 +7,24 @@ import { render } from "./markdown.js";
 import { loadModels, on, state } from "./state.js";
 
 const TABS = [["candidate", "To decide"], ["accepted", "Accepted"], ["rejected", "Rejected"]];
-const NONE = {
-  candidate: "Nothing to decide. A thumb down under an answer asks what it should have said; that lands here.",
-  accepted: "Nothing accepted yet.",
-  rejected: "Nothing rejected.",
-};
+const NONE = "None. A thumb down under an answer asks what it should have said; that lands here.";
 let rows = [];
 let tab = "candidate";
 
 export function start() {
-  on("view", () => state.view === "corrections" && open());
-  on("retraining", () => $("retraining")?.replaceWith(retraining()));
-  on("retrained", () => {
-    const done = state.retraining?.state === "done";
-    toast(done ? "The training is done: the new model has the next question." : "The training did not finish; Corrections says why.");
-  });
+  on("view", () => state.view === "corrections" && open().then(loadModels).catch(() => {}));
+  on("retraining", () => $("retraining") && open(true));
+  on("retrained", () => toast("The training has ended; Corrections says how."));
 }
 
-async function open() {
+/** `again`: only what has changed, also by another window, is drawn, so that the focus stays. */
+async function open(again) {
   $("latest").hidden = true;
-  if (await tell(async () => ({ corrections: rows } = await getJson("/api/corrections")))) draw();
+  const before = JSON.stringify(rows);
+  if (!(await tell(async () => ({ corrections: rows } = await getJson("/api/corrections"))))) return;
+  if (!again || before !== JSON.stringify(rows)) return draw();
+  const now = retraining();
+  if (!now.isEqualNode($("retraining"))) $("retraining")?.replaceWith(now);
 }
 
 function draw() {
@@ -34,7 +32,7 @@ function draw() {
   const view = $("view");
   view.className = "corrections";
   view.setAttribute("aria-label", "Corrections");
-  const of = (status) => rows.filter((row) => (row.status ?? "candidate") === status);
+  const of = (status) => rows.filter((row) => row.status === status);
   const tabs = TABS.map(([status, label]) => h("button", { "aria-pressed": String(tab === status),
     onclick: () => ((tab = status), draw(), $("view").querySelector("[aria-pressed=true]").focus()) }, `${label} (${of(status).length})`));
   view.replaceChildren(
@@ -42,23 +40,21 @@ function draw() {
     copyOf("corrections-help"),
     retraining(),
     h("div.tabs", { role: "group", "aria-label": "Which" }, tabs),
-    ...(of(tab).length ? of(tab).map(card) : [h("p.muted.none", {}, NONE[tab])]));
+    ...(of(tab).length ? of(tab).map(card) : [h("p.muted.none", {}, NONE)]));
 }
 
-/** Starts a training on what is accepted, and tells how it goes. */
 function retraining() {
   const { state: now, text, taught } = state.retraining ?? {};
   if (!now) return h("div", { id: "retraining", hidden: true });
-  const accepted = rows.filter((row) => row.status === "accepted").length;
-  const start = () => tell(async () => {
-    state.retraining = await send("POST", "/api/retraining");
-    await loadModels();
-  });
+  const accepted = rows.filter((row) => row.status === "accepted");
+  const usable = accepted.filter((row) => !row.left_out).length;
+  const call = (method) => () => tell(() => send(method, "/api/retraining").then(loadModels));
   const told = { running: "Training… The model as it is answers meanwhile.", done: `Done. The new model answers now; it learned from ${taught} of them.`,
-    failed: "The training did not finish." }[now];
+    stopped: "Stopped. The same button resumes it.", failed: "The training did not finish." }[now];
   return h("section", { id: "retraining", "aria-label": "Training" },
-    h("button.primary", { onclick: start, disabled: now === "running" || !accepted },
-      `Train on the accepted (${accepted})`),
+    h("button.primary", { onclick: call("POST"), disabled: now === "running" || !usable && !taught },
+      usable || !taught ? `Train on the accepted (${usable} of ${accepted.length})` : "Train without them"),
+    now === "running" && h("button.plain", { onclick: call("DELETE") }, "Stop"),
     told && h("p", { role: "status" }, told), now !== "none" && text && h("pre.muted", {}, text));
 }
 
@@ -73,17 +69,16 @@ function card(row) {
   return h("article.correction", { "data-id": row.id, "aria-label": `Correction of: ${question.slice(0, 80)}` },
     h("div.bubble", {}, question),
     h("div.halves", {},
-      h("section.said", {}, h("h2", {}, `${row.model ?? "It"} said`), prose(row.answer)),
+      h("section.said", {}, h("h2", {}, `${row.model} said`), prose(row.answer)),
       h("section.should", {}, h("h2", {}, "It should have said"), prose(row.correction))),
+    row.left_out && h("p", {}, `Left out of training. ${row.left_out}.`),
     h("div.end", {},
       h("a.muted.grow", { href: `#/chat/${row.chat}` }, `No. ${row.id}, ${row.title || "Chat"}${earlier > 0 ? `, after ${earlier} earlier messages` : ""}`),
       actions));
 }
 
 async function settle(row, status) {
-  const done = await tell(() => send("PATCH", `/api/corrections/${row.id}`, { status }));
-  if (!done) return;
-  row.status = status;
-  draw();
+  if (!(await tell(() => send("PATCH", `/api/corrections/${row.id}`, { status })))) return;
+  await open();
   ($("view").querySelector(".correction button") ?? $("view").querySelector(".tabs button")).focus();
 }

@@ -56,12 +56,11 @@ function onContact({ detail: reached }) {
     clearInterval(gone);
     gone = null;
   } else if (!gone) {
-    $("gone").textContent = "No contact with the server. Start it again: athanor serve. This page goes on by itself.";
+    $("gone").textContent = "No contact with the server: is it running (make serve), and this device online?";
     gone = setInterval(() => refresh().catch(() => {}), RETRY_MS);
   }
 }
 
-/** What may have changed on the server. */
 async function refresh() {
   const first = !state.known;
   await loadModels();

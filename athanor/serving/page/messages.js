@@ -104,11 +104,13 @@ export function answerMessage(message, { column = false } = {}) {
 
 function voted(message, kind) {
   const kept = message.feedback?.correction;
-  const off = message.feedback?.verdict === kind && !kept;
+  const off = message.feedback?.verdict === kind && (!kept || state.correcting?.id === message.id);
   state.correcting = !off && kind === "down" ? { id: message.id, text: kept ?? message.content } : null;
   changed("thread");
-  document.querySelector(".better textarea")?.focus();
-  if (kept && kind === "down") return; // it is open to be written anew; nothing is lost by a look
+  const field = document.querySelector(".better textarea");
+  field?.focus();
+  if (!kept) field?.select();
+  if (kept && kind === "down" && !off) return; // it is open to be changed
   feedback(message, off ? null : kind);
   if (kept) toast("The correction is gone.", { label: "Undo", run: () => feedback(message, "down", kept) });
 }
@@ -172,10 +174,8 @@ function told(text) {
   return text.split(/\.? Fix: /).map((part) => h("p", {}, sentence(part).replace(/([^.!?:])$/, "$1.")));
 }
 
-/** What went wrong, why, and what to do. */
 export function problemCard(problem) {
-  const title = { gone: "The server is gone", model: "The model could not answer", request: "That did not work",
-    page: "That did not work" }[problem.kind];
+  const title = { gone: "No answer", model: "The model could not answer" }[problem.kind] ?? "That did not work";
   return h("div.problem", { role: "alert" }, icon("warning"),
     h("div", {}, h("strong", {}, title), told(problem.text),
       problem.request && problem.kind !== "request" && h("button.plain", { onclick: () => retry(problem) }, "Try again")));

@@ -68,7 +68,7 @@ export function chosenModels() {
 }
 
 let waiting = null;
-const SOON = { loading: 1500, running: 3000 }; // ms until the server is asked again
+const SOON_MS = 2000; // until the server is asked again
 
 export async function loadModels() {
   const told = await getJson("/api/state");
@@ -80,8 +80,8 @@ export async function loadModels() {
   state.known = true;
   changed("models", "retraining");
   clearTimeout(waiting);
-  const wait = told.models.some((model) => model.state === "loading") ? SOON.loading : SOON[told.retraining?.state];
-  if (wait) waiting = setTimeout(() => loadModels().catch(() => {}), wait);
+  const soon = state.view === "corrections" || [told.retraining, ...told.models].some((one) => /loading|running/.test(one?.state));
+  if (soon) waiting = setTimeout(() => loadModels().catch(() => {}), SOON_MS);
 }
 
 /** Change a chat, also as it is kept once it has been asked something. */
