@@ -237,7 +237,7 @@ def warn_of_accents() -> None:
     """Each time until it is cured, because DVC queues an experiment without a word and then fails."""
     config = ROOT / ".dvc" / "config.local"
     if not str(ROOT).isascii() and not (config.is_file() and re.search(r"(?m)^\s*dir\s*=", config.read_text("utf-8"))):
-        say("this path is not ASCII, and `dvc exp run` with --temp or --queue fails until: athanor doctor --fix")
+        say("this path is not ASCII, and `dvc exp run` with --temp or --queue fails; the cure: athanor doctor")
 
 
 if __name__ == "__main__":

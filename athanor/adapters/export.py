@@ -138,6 +138,8 @@ def card(name: str, facts: Mapping[str, Mapping[str, Any]], digests: Mapping[str
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     for key, item in values.items():
+        if key == "each":  # values of single items
+            continue
         nested = isinstance(item, Mapping)
         rows += (
             _flatten(item, f"{prefix}{key}.") if nested else [(f"{prefix}{key}", json.dumps(item, ensure_ascii=False))]

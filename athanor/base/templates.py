@@ -44,7 +44,8 @@ def _table(facts: Any, *header: str) -> str:
 
 def _flat(value: Any, prefix: str = "") -> list[tuple[str, str]]:
     if isinstance(value, Mapping):
-        rows = [_flat(value[key], f"{prefix}.{key}" if prefix else str(key)) for key in sorted(value)]
+        keys = sorted(value.keys() - {"each"})  # values of single items
+        rows = [_flat(value[key], f"{prefix}.{key}" if prefix else str(key)) for key in keys]
         return [row for group in rows for row in group]
     if isinstance(value, (list, tuple)):
         if any(isinstance(item, (Mapping, list, tuple)) for item in value):

@@ -126,11 +126,12 @@ def sizes(judged: Iterable[tuple[Document, str]]) -> Counter[str]:
 
 @dataclass(frozen=True)
 class Fit:
-    """The kind of text and the keys of its rules under which documents stay, and whether they are of another script."""
+    """The kind of text and the keys of its rules under which documents stay, and whether they, or most, are of another script."""
 
     kind: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     script: bool = False
+    mostly: bool = False
 
     def rules(self, params: RuleParams) -> RuleParams:
         return replace(params, **{self.kind: replace(getattr(params, self.kind), **self.settings)})
@@ -149,7 +150,7 @@ def fit(documents: list[Document], params: RuleParams) -> Fit:
     if found.total() > FOREIGN_SHARE * total:
         script = not found.keys().isdisjoint((*NOT_ASCII, "too_few_words"))
         keys = list(LANGUAGE_SETTINGS)[: None if script else 2]
-        fitted = Fit(kind, {key: LANGUAGE_SETTINGS[key] for key in keys}, script)
+        fitted = Fit(kind, {key: LANGUAGE_SETTINGS[key] for key in keys}, script, script and 2 * found.total() > total)
         judged = verdicts(documents, fitted.rules(params))
     lost = [document for document, rule in judged if rule and not (rule == "encoded_data" and _is_noise(document.text))]
     sequences = sum(len(document.text) for document in lost if not is_language(document.text))

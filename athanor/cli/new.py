@@ -31,7 +31,7 @@ from athanor.cli.alphabet import is_language, script
 from athanor.cli.look import MOST_NAMED, Ending, kind_of, look, nothing_read, repeating, table, tell_unread
 from athanor.quality.language import ENGLISH, OTHERS
 from athanor.runtime import untracked
-from athanor.runtime.dvc_view import edited_yaml
+from athanor.runtime.dvc_view import REMOVED, edited_yaml
 from athanor.runtime.schema import check_file, check_values
 from athanor.sizing.optimiser import MAX_WARMUP, derive, half_life
 from athanor.sources import holdout
@@ -42,7 +42,8 @@ from athanor.text.encodings import DETECT
 
 PARAMS, FITTED = Path("params.yaml"), "own-text"
 BATTERY = ("battery", "categories")
-EXERCISES, FIRST_WORDS, FEWER = "exercises", ("first_words", "identity"), {"identity": {"text_rows": 400}}
+EXERCISES, IDENTITY, FIRST_WORDS, TEXT_ROWS = "exercises", "identity", ("first_words", "identity"), 400
+LEAST_TOKENS = 1000
 MAX_EPOCHS = 4.0
 OPENING = 24  # characters of a text that samples continue
 MIN_SHARE_OF_WORDS = 0.15  # function words of a language, for a guess
@@ -70,7 +71,7 @@ def _sets(lists: dict[str, str]) -> dict[str, set[str]]:
 
 def proposal(
     folder: Path, found: dict[str, Ending], sections: Mapping[str, Any], wanted: str | None = None
-) -> tuple[dict[tuple[str, ...], Any], list[InputError], float]:
+) -> tuple[dict[tuple[str | int, ...], Any], list[InputError], float]:
     """Places in params.yaml with their values; why a kind of text is left out, if another remains; and the bytes of a token.
 
     Text that is no code is of the kind that is `wanted`, else prose, or tokens where it is in no natural language.
@@ -79,10 +80,10 @@ def proposal(
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", folder.name).strip("-") or "own"
     sources: list[dict[str, Any]] = []
     kept: list[Document] = []
-    read = 0  # bytes that are trained on
+    read, mostly = 0, False  # bytes that are trained on; whether most of a kind is in another script
     refused: list[InputError] = []
     mixture: dict[str, Any] = {}
-    values: dict[tuple[str, ...], Any] = {("sft_data", "max_pad_share"): corpus_gate.PAD_SHARE}
+    values: dict[tuple[str | int, ...], Any] = {("sft_data", "max_pad_share"): corpus_gate.PAD_SHARE}
     for kind in ("prose", "code"):
         chosen = {pattern: ending for pattern, ending in sorted(found.items()) if kind_of(ending) == kind}
         if not chosen:
@@ -115,6 +116,7 @@ def proposal(
             values["clean", "rules", fitted.kind, key] = value
         if fitted.script:
             values["classifiers", "weak_labels"] = False
+        mostly = mostly or fitted.mostly
     if not sources:
         raise refused[0]
     corpus_gate.check_size(kept)
@@ -124,7 +126,7 @@ def proposal(
     total = sum(entry["share"] for entry in mixture.values())
     # More of a little text is learned by heart: Alice in Wonderland, 152 kB, ends at 2.27 bits per byte after four epochs
     # of 130,000 tokens, and at 3.80 after the default's 1,000,000.
-    if (tokens := round(MAX_EPOCHS * read / bytes_per_token, -3)) < pretrain.tokens:
+    if (tokens := max(LEAST_TOKENS, round(MAX_EPOCHS * read / bytes_per_token, -3))) < pretrain.tokens:
         values["pretrain", "tokens"] = int(tokens)
         # What the second moment remembers fits the run. 222,000 tokens of a manual, three seeds, in pairs: 2.1700 bits per
         # byte and not 2.1734, each time less.
@@ -143,24 +145,33 @@ def proposal(
     categories = sections["battery"].categories
     if categories.keys() > {"unknown"}:
         values[BATTERY] = {name: count for name, count in categories.items() if name != "unknown"}
+    exercises = sections["sft_data"].sources.get(EXERCISES)
+    if mostly and exercises is not None and exercises.times_own is not None:  # as the preset has it
+        values |= english_chat(sections)
     return {("download", "sources"): sources, ("mixture", "sources"): mixture, **values}, refused, bytes_per_token
 
 
-def english_chat(params: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
-    """Places in params.yaml with what is left of the preset's chat where the tokenizer spells English by the letter.
+def english_chat(sections: Mapping[str, Any]) -> dict[tuple[str | int, ...], Any]:
+    """Places in params.yaml that keep of the preset's chat what is learned where the tokenizer spells English by the letter.
 
     A Japanese novel: with exercises 2 + 2 was 12, and without them the model says that it did not learn to calculate. With
-    fewer rows of identity 7 % of it were right, so it keeps all but questions of the world.
+    fewer rows of identity 7 % of it were right, so it keeps all but questions of the world. Empty where nothing would remain.
     """
-    use, asked = params["sft_data"], params["battery"]["categories"]
-    kept = [chat for chat in params["instruct"]["sources"] if chat["name"] != EXERCISES]
-    return {
-        ("instruct", "sources"): [chat | FEWER.get(chat["name"], {}) for chat in kept],
-        ("sft_data", "sources"): {chat["name"]: use["sources"].get(chat["name"], {}) for chat in kept},
-        ("sft_data", "source_priority"): [name for name in use["source_priority"] if name != EXERCISES],
+    categories, use = sections["battery"].categories, sections["sft_data"]
+    asked = {name: categories[name] for name in categories if name in FIRST_WORDS}
+    names = [chat.name for chat in sections["instruct"].sources]
+    if not asked or EXERCISES not in names or len(names) == 1:
+        return {}
+    values: dict[tuple[str | int, ...], Any] = {
+        BATTERY: asked,
         ("sft_data", "max_source_share"): 1.0,  # identity alone, without conversations of one's own
-        BATTERY: {name: asked[name] for name in asked if name in FIRST_WORDS},
+        ("sft_data", "sources", EXERCISES): REMOVED,
     }
+    if EXERCISES in use.source_priority:
+        values["sft_data", "source_priority"] = [name for name in use.source_priority if name != EXERCISES]
+    if IDENTITY in names and sections["instruct"].sources[names.index(IDENTITY)].text_rows > TEXT_ROWS:
+        values["instruct", "sources", names.index(IDENTITY), "text_rows"] = TEXT_ROWS
+    return values | {("instruct", "sources", names.index(EXERCISES)): REMOVED}
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -227,16 +238,14 @@ def run(args: argparse.Namespace) -> int:
     before = PARAMS.read_text(encoding="utf-8")
     exercises = sections["sft_data"].sources.get(EXERCISES)
     fits = exercises is None or exercises.times_own is not None  # as the preset has it
-    if exercises and fits and ("classifiers", "weak_labels") in values:
-        values |= english_chat(yaml.safe_load(before))
     lines: dict[str, Any] = {}
     for path, value in values.items():
-        if path == BATTERY:
+        if path == BATTERY or path[0] == "instruct" or value is REMOVED:
             continue
-        inner = lines
-        for key in path[:-1]:
+        inner, (*parents, last) = lines, map(str, path)
+        for key in parents:
             inner = inner.setdefault(key, {})
-        inner[path[-1]] = value
+        inner[last] = value
     if (share := sections["pretrain"].tokens * bytes_per_token / size) < 1:
         print(f"pretrain.tokens ({sections['pretrain'].tokens:,}) reads about {share:.0%} of it, once")
     replaced = ", ".join(sections["download"].names)
@@ -245,6 +254,8 @@ def run(args: argparse.Namespace) -> int:
         left_out = sections["battery"].categories.keys() - values[BATTERY]
         why = "this text may answer them, or tell too little English"
         print(f"and battery.categories without {', '.join(sorted(left_out))}: {why}\n")
+    if REMOVED in values.values():
+        print(f"and instruct.sources without {EXERCISES}, {IDENTITY} with text_rows of at most {TEXT_ROWS}\n")
     if target == place and not is_below:
         name = shlex.quote(f"corpus/{place.resolve().name}")
         fix = f"cp -r {shlex.quote(str(place))} corpus/ && athanor new {name} --write"

@@ -116,7 +116,7 @@ def main() -> int:
     if not foreign and (data_page := report.refresh(root)):
         lines.append(f"Data      {data_page.relative_to(root)}  (what was kept and why; athanor data report --open)")
     if next(places.experiments(Checkout(root, (), ())), None):
-        lines.append("Queue     `dvc exp run` with --temp or --queue fails in this path until: athanor doctor --fix")
+        lines.append("Queue     `dvc exp run` with --temp or --queue fails here; the cure: athanor doctor")
     if unshipped:
         lines.append("Tracking  the rest of it comes to MLflow with the next run or `make ui`")
     say("\n".join(lines), sys.stdout)

@@ -31,10 +31,13 @@ RETRAINING = ".athanor/retraining/lock"
 WAIT = 120.0  # s; a step and a save, or what is left of a shard
 
 
-def running(root: Path) -> list[Path]:
-    """Journal folders of the stages at work in a checkout."""
-    folders = (path.parent for path in (root / ".athanor" / "runs").glob("*/meta.json"))
-    return sorted(folder for folder in folders if alive(folder))
+def running(root: Path, over: set[Path] | None = None) -> list[Path]:
+    """Journal folders of the stages at work in a checkout; those that are not go into `over`, and are not looked at again."""
+    folders = {path.parent for path in (root / ".athanor" / "runs").glob("*/meta.json")} - (over or set())
+    found = sorted(folder for folder in folders if alive(folder))
+    if over is not None:
+        over |= folders - set(found)
+    return found
 
 
 def stop(root: Path, wait: float) -> int:
@@ -45,14 +48,18 @@ def stop(root: Path, wait: float) -> int:
     if not _pipeline(root):
         _stages(root)
     deadline, file, idle = time.monotonic() + wait, root / ".athanor" / STOP, 0
+    over: set[Path] = set()
     known: dict[Path, str] = {}
+    write_text(file, "")
     while time.monotonic() < deadline:
-        here = {folder: label(folder) for folder in running(root)}
+        pipeline, found = _pipeline(root), running(root, over)
+        # Tasks of DVC's queue, which lock elsewhere, are asked only if they ran from the first.
+        here = {folder: label(folder) for folder in found if pipeline or not known or folder in known}
         if (here.keys() - known.keys()) or not file.exists():
             write_text(file, "")
         for folder in known.keys() - here.keys():
             print(f"{known[folder]}: {_end_text(folder)}", flush=True)
-        known, idle = here, 0 if here or _pipeline(root) else idle + 1
+        known, idle = here, 0 if here or pipeline else idle + 1
         if idle > IDLE_POLLS:
             file.unlink(missing_ok=True)
             return 0

@@ -228,8 +228,12 @@ def cache_folder(root: Path) -> Path:
     return (root / ".dvc" / (folder or "cache")) / "files" / "md5"
 
 
+REMOVED = object()
+
+
 def edited_yaml(text: str, values: Mapping[tuple[str | int, ...], Any]) -> str:
-    """YAML with values put in at their paths, in the layout in which DVC writes; comments and order are kept."""
+    """YAML with values put in at their paths, or taken out (`REMOVED`), in the layout in which DVC writes; comments and
+    order are kept."""
     from dvc.utils.serialize import dumps_yaml, parse_yaml_for_update
 
     data = parse_yaml_for_update(text, "params.yaml")
@@ -237,7 +241,10 @@ def edited_yaml(text: str, values: Mapping[tuple[str | int, ...], Any]) -> str:
         inner = data
         for key in path:
             inner = inner[key]
-        inner[last] = value
+        if value is REMOVED:
+            del inner[last]
+        else:
+            inner[last] = value
     # The blank line after a section belongs to its last value: another one has none, and a new key comes after it.
     apart = set(re.findall(r"\n\n(\w+:)", text))
     return re.sub(

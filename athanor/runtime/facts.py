@@ -134,8 +134,12 @@ def leaves(values: Any) -> dict[str, str]:
 def params_at(root: Path, rev: str) -> dict[str, str]:
     """The leaves of params.yaml in a commit; none where there is no such file."""
     from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
 
-    return leaves(YAML(typ="safe").load(git(root, "show", f"{rev}:./params.yaml")) or {})
+    try:
+        return leaves(YAML(typ="safe").load(git(root, "show", f"{rev}:./params.yaml")) or {})
+    except YAMLError:  # with marks of a conflict, say
+        return {}
 
 
 def overrides(before: Mapping[str, str], after: Mapping[str, str]) -> str | None:
@@ -148,9 +152,9 @@ def overrides(before: Mapping[str, str], after: Mapping[str, str]) -> str | None
         if value != before.get(name):
             # A list does not grow by `+`, and Hydra's grammar has no escapes but for quotes.
             grows = name not in before and re.search(r"\.\d+(\.|$)", name)
-            if grows or not re.fullmatch(r"[\w.-]+", name) or re.search(r'["\\\n]', value):
+            if grows or not re.fullmatch(r"[\w.-]+", name, re.ASCII) or re.search(r'["\\\n$]', value):
                 return None
-            word = "null" if value == "None" else value if re.fullmatch(r"[\w.+-]+", value) else f'"{value}"'
+            word = "null" if value == "None" else value if re.fullmatch(r"[\w.+-]+", value, re.ASCII) else f'"{value}"'
             options.append(f"-S {shlex.quote(f'{name}={word}' if name in before else f'+{name}={word}')}")
     return " ".join(options)
 

@@ -148,10 +148,17 @@ def test_the_english_chat_of_another_script_is_what_can_be_learned(project, caps
     params = presets.values(ROOT / "presets" / "own-text.yaml")
     params["instruct"]["sources"].append({"type": "messages", "name": "talks", "files": "corpus/talks.jsonl"})
     params["sft_data"]["sources"]["talks"] = {"repeats": 10}
-    (project / "params.yaml").write_text(yaml.safe_dump(params))
+    del params["sft_data"]["source_priority"]
+    text = yaml.safe_dump(params).replace("name: talks", "name: talks  # hers")
+    (project / "params.yaml").write_text(text)
+    fill(project / "corpus" / "mostly", {"a.txt": BOOK, **TEXTS["Chinese"]})
+    written("corpus/mostly", checked=False)  # English with a little Chinese keeps its chat
+    assert "exercises" in check_file("params.yaml")["sft_data"].sources
+    (project / "params.yaml").write_text(text)
     fill(project / "corpus" / "books", TEXTS["Chinese"])
     for _ in range(2):
         written("corpus/books", checked=False)
+        assert "# hers" in (project / "params.yaml").read_text()
         sections = check_file("params.yaml")
         assert [source.name for source in sections["instruct"].sources] == ["identity", "talks"]
         assert sections["sft_data"].sources.keys() == {"identity", "talks"}

@@ -69,7 +69,7 @@ def test_on_a_terminal_git_init_is_offered(unpacked, monkeypatch, answer):
 def test_a_path_with_accents_is_named_until_doctor_has_cured_it(unpacked, monkeypatch, capsys):
     monkeypatch.setattr(install, "ROOT", unpacked)
     install.warn_of_accents()
-    assert "fails until: athanor doctor --fix" in capsys.readouterr().out
+    assert "fails; the cure: athanor doctor" in capsys.readouterr().out
     (unpacked / ".dvc").mkdir()
     (unpacked / ".dvc/config.local").write_text("[cache]\n    dir = /home/x/.cache/athanor-1\n")
     install.warn_of_accents()

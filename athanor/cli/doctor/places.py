@@ -11,10 +11,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from athanor.base.artifacts import write_text
 from athanor.base.errors import InputError
 from athanor.cli.doctor.checks import cache_folder
-from athanor.cli.doctor.main import FIX, Checkout, Finding
+from athanor.cli.doctor.main import Checkout, Finding
 from athanor.runtime.facts import check_names, git
 
 ASCII_ONLY = "`dvc exp run` with --temp or --queue fails, since DVC writes its settings there as ASCII"
@@ -54,37 +53,20 @@ def programs(checkout: Checkout) -> Iterator[Finding]:
 
 def experiments(checkout: Checkout) -> Iterator[Finding]:
     """DVC 3.67.1 copies its cache's path and Git's own settings into an experiment's folder by ConfigObj, as ASCII."""
-    root, cache, local = checkout.root, cache_folder(checkout.root), checkout.root / ".dvc/config.local"
-    if not str(cache).isascii():
-        cache = root / ".dvc/cache" if cache == root else cache
+    root, cache = checkout.root, cache_folder(checkout.root)
+    if not str(cache.resolve()).isascii():
+        name = f"athanor-{hashlib.sha256(os.fsencode(root)).hexdigest()[:8]}"
         homes = (Path.home() / ".cache", Path("/var/tmp"))
         home = next(home for home in homes if str(home).isascii())
-        link = home / f"athanor-{hashlib.sha256(os.fsencode(root)).hexdigest()[:8]}"
-        text = local.read_text(encoding="utf-8") if local.is_file() else ""
-        own = re.search(r"(?m)^\s*dir\s*=(?!\s*" + re.escape(str(link)) + "$)", text)
-        target, name = shlex.quote(str(link)), shlex.quote(str(cache))
-        command = (
-            f"mkdir -p {shlex.quote(str(home))} && ln -sfn {name} {target} && dvc config --local cache.dir {target}"
+        target, folder = shlex.quote(str(home / name)), shlex.quote(str(home))
+        move = (
+            f"mkdir -p {folder} && mv {shlex.quote(os.path.relpath(cache, root))} {target} && " if cache != root else ""
         )
-        repair = None if own else lambda: _call_by_link(cache, link, local, text)
-        what = f"this path is not ASCII: {ASCII_ONLY}"
-        yield Finding("experiments", str(cache), what, command if own else FIX, repair)
+        command = f"{move}dvc config --local cache.dir {target}"
+        yield Finding("experiments", str(cache), f"this path is not ASCII: {ASCII_ONLY}", command)
     for pair in git(root, "config", "--local", "--list", "-z").split("\0"):
         name = pair.partition("\n")[0]
         if not pair.isascii():
             key = shlex.quote(name)
             command = f'git config --global {key} "$(git config {key})" && git config --local --unset-all {key}'
             yield Finding("experiments", f"{name} of .git/config", f"is not ASCII: {ASCII_ONLY}", command)
-
-
-def _call_by_link(cache: Path, link: Path, config: Path, text: str) -> str:
-    """Have DVC reach its cache through a link with an ASCII path. Nothing is moved, and without the link nothing is lost."""
-    for folder in (cache, link.parent):
-        folder.mkdir(parents=True, exist_ok=True)
-    link.unlink(missing_ok=True)
-    link.symlink_to(cache)
-    if str(link) not in text:
-        section, line = "[cache]\n", f"    dir = {link}\n"
-        head, found, rest = text.partition(section)
-        write_text(config, f"{head}{section}{line}{rest}" if found else f"{text}{section}{line}")
-    return f"DVC reaches it through {link} (.dvc/config.local)"

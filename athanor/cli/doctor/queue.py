@@ -7,6 +7,7 @@ others without a word, so that a queue of successes has fewer experiments than t
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import shlex
 from collections import defaultdict
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from athanor.base.artifacts import read_json
+from athanor.base.errors import AthanorError
 from athanor.base.strict import read_yaml
 from athanor.cli.doctor.main import Checkout, Finding
 from athanor.runtime.facts import git, leaves, overrides, params_at
@@ -33,29 +35,32 @@ class Task(NamedTuple):
 
 def tasks(root: Path) -> dict[tuple[str, str], list[Task]]:
     """The tasks of DVC's queue by commit and name, in the order in which they were queued."""
+    queued = []
+    for path in (root / EXPS / "celery/broker").glob("*/*.celery.msg"):
+        with contextlib.suppress(
+            OSError, ValueError, LookupError, TypeError
+        ):  # a worker takes it now, or a crash tore it
+            message, when = json.loads(path.read_bytes()), path.stat().st_mtime_ns
+            if message["headers"]["task"].endswith(".run_exp"):
+                queued.append((when, message["headers"]["id"], json.loads(base64.b64decode(message["body"]))[0][0]))
     found = defaultdict(list)
-    for path in sorted(
-        (root / EXPS / "celery/broker").glob("*/*.celery.msg"), key=lambda path: path.stat().st_mtime_ns
-    ):
-        try:
-            message = json.loads(path.read_bytes())
-        except FileNotFoundError:  # a worker takes it now
-            continue
-        if not message["headers"].get("task", "").endswith(".run_exp"):
-            continue
-        entry = json.loads(base64.b64decode(message["body"]))[0][0]
-        rev = entry["stash_rev"]
+    for _, number, entry in sorted(queued, key=lambda row: row[:2]):
+        rev, result, ended = entry["stash_rev"], "", 0.0
         info = root / EXPS / "run" / rev / f"{rev}.run"
-        result = read_json(info).get("result_hash") or "" if info.is_file() else ""
-        over = (root / EXPS / "celery/result" / f"celery-task-meta-{message['headers']['id']}").is_file()
-        ended = info.stat().st_mtime if result else 0.0
-        found[entry["baseline_rev"], entry["name"]].append(Task(rev, result, ended, over and not result))
+        with contextlib.suppress(OSError, AthanorError):
+            result, ended = read_json(info).get("result_hash") or "", info.stat().st_mtime
+        over = (root / EXPS / "celery/result" / f"celery-task-meta-{number}").is_file()
+        task = Task(rev, result, ended if result else 0.0, over and not result)
+        found[entry["baseline_rev"], entry["name"]].append(task)
     return found
 
 
 def same_name(checkout: Checkout) -> Iterator[Finding]:
     root = checkout.root
+    here = git(root, "rev-parse", "HEAD")
     for (commit, name), group in tasks(root).items():
+        if len(group) == 1 and not group[0].failed:
+            continue
         made, _, subject = git(
             root, "log", "-1", "--format=%ct %s", f"refs/exps/{commit[:2]}/{commit[2:]}/{name}"
         ).partition(" ")
@@ -69,8 +74,10 @@ def same_name(checkout: Checkout) -> Iterator[Finding]:
             command = f"dvc queue remove {task.rev[:7]}, and queue it again with another -n"
             if options := _options(root, task.rev):
                 again = f"dvc exp run --queue -n {shlex.quote(f'{name}-{task.rev[:7]}')} {options}"
-                command = f"dvc queue remove {task.rev[:7]} && {again} (and the stage, if you named one)"
+                there = "" if commit == here else f"git checkout {commit[:7]} && "
+                command = f"dvc queue remove {task.rev[:7]} && {there}{again}"
             why = f"task {task.rev[:7]} has the name of another one, and DVC keeps one experiment of a name: {what}"
+            why += "; queue it again, with the stage if you named one (a running task: dvc queue kill it first)"
             yield Finding("queue", name, why, command)
         for task in group:
             if task.failed and made:
