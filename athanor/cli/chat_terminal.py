@@ -17,9 +17,9 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 from athanor.base.errors import AthanorError
+from athanor.catalog.discover import discover
 from athanor.runtime.machine import anchor, machine
 from athanor.serving.answers import events
-from athanor.serving.discover import discover
 from athanor.serving.fields import PAGE, asked
 from athanor.serving.models import Models, Served
 from athanor.text.conversations import Message

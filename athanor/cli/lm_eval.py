@@ -35,10 +35,10 @@ import torch
 
 from athanor.base.artifacts import read_json, write_text
 from athanor.base.errors import InputError
+from athanor.catalog.loading import load_export
 from athanor.evaluation.compression import rate
 from athanor.evaluation.likelihood import choice_scores, rolling_logprob
 from athanor.evaluation.scoring import choose
-from athanor.export.loading import load_export
 from athanor.model.transformer import Transformer
 from athanor.runtime.machine import anchor, machine
 from athanor.text.documents import read_documents

@@ -31,11 +31,11 @@ from typing import Any
 from athanor.base.artifacts import read_json
 from athanor.base.errors import AthanorError, GateError, InputError, Interrupted
 from athanor.base.strict import build
+from athanor.catalog.places import PREVIEWS, STAGES, origin, slot_folder, whole_checkpoints
 from athanor.cli.cli import call, positive
 from athanor.cli.evaluate.main import linked_copy
 from athanor.cli.shrink import newest_checkpoint, shrink
 from athanor.cli.slots import GIB, bytes_of, choose, find, size
-from athanor.export.places import PREVIEWS, STAGES, origin, slot_folder, whole_checkpoints
 from athanor.runtime.machine import anchor, machine, step_back
 from athanor.runtime.terminal import say
 from athanor.training import checkpoint

@@ -26,16 +26,16 @@ from typing import TYPE_CHECKING
 
 from athanor.base.artifacts import MANIFEST, manifest_digest, read_json, sha256_file
 from athanor.base.errors import InputError
+from athanor.catalog.discover import AvailableModel, discover, materialise
+from athanor.catalog.files import FACTS_FILE
+from athanor.catalog.places import EXPORT, HF_DIR, WEIGHTS_OF
 from athanor.cli import compare
-from athanor.export.places import EXPORT, HF_DIR, WEIGHTS_OF
 from athanor.runtime import ship
 from athanor.runtime.machine import anchor
 from athanor.runtime.overview import NOTE
 from athanor.runtime.redact import redact
 from athanor.runtime.store import EXPERIMENT
 from athanor.runtime.store_check import trouble
-from athanor.serving.discover import AvailableModel, discover, materialise
-from athanor.serving.files import FACTS_FILE
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

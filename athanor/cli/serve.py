@@ -58,12 +58,12 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("no number of a port", where=f"--port {args.port}", fix="name one from 1 to 65535")
     import uvicorn
 
+    from athanor.catalog.discover import unexported
+    from athanor.catalog.running import Catalog
     from athanor.serving.app import HOST_NAME, LOOPBACK, Connection, Server, build_app
-    from athanor.serving.discover import unexported
     from athanor.serving.models import GIB, Models
     from athanor.serving.page_api import page_routes
     from athanor.serving.retraining import Retraining
-    from athanor.serving.running import Catalog
 
     root, settings = anchor(), machine()
     key = read_key(args.api_key_file)

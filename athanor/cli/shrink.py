@@ -14,10 +14,10 @@ from typing import Any
 
 from athanor.base.artifacts import new_dir, write_json
 from athanor.base.errors import InputError
+from athanor.catalog.checkpoints import checkpoint_source, slot_of
+from athanor.catalog.places import ORIGIN, origin
 from athanor.cli import slots
-from athanor.export.checkpoints import checkpoint_source, slot_of
 from athanor.export.huggingface import DTYPES, write_huggingface
-from athanor.export.places import ORIGIN, origin
 from athanor.runtime.machine import anchor
 from athanor.training import checkpoint
 

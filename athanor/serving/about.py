@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from athanor.base.artifacts import manifest_digest, read_json
-from athanor.export.places import CARD, HF_DIR
+from athanor.catalog.discover import ODD, AvailableModel, materialise
+from athanor.catalog.files import FACTS_FILE, read_bounded, read_object
+from athanor.catalog.places import CARD, HF_DIR
 from athanor.runtime.watch import FILE as HEALTH_FILE
-from athanor.serving.discover import ODD, AvailableModel, materialise
-from athanor.serving.files import FACTS_FILE, read_bounded, read_object
 from athanor.text.questions import WIDE_MARKS
 
 CARDS = (CARD, "README.md")  # as our exports have it, and as published ones and foreign ones do

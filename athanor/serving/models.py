@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.errors import AthanorError, InputError, suggest
+from athanor.catalog.convert import gguf_of
+from athanor.catalog.discover import AvailableModel, materialise, problem_of, unique
+from athanor.catalog.files import template_beside, tokenizer_beside
+from athanor.catalog.running import CONTINUES, UNDONE, continues
 from athanor.export.gguf_reader import read_header
 from athanor.llamacpp.engine import Engine, Job
 from athanor.serving.about import SHAPE, starters
-from athanor.serving.convert import gguf_of
-from athanor.serving.discover import AvailableModel, materialise, problem_of, unique
-from athanor.serving.files import template_beside, tokenizer_beside
-from athanor.serving.running import CONTINUES, UNDONE, continues
 from athanor.tokenizer.tokenizer import Tokenizer
 
 GIB = 2**30

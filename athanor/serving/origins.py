@@ -11,14 +11,14 @@ from pathlib import Path
 from athanor.base.artifacts import MANIFEST, manifest_digest
 from athanor.base.errors import InputError
 from athanor.base.work import Facts
-from athanor.export.places import HF_DIR, is_base
+from athanor.catalog.discover import ODD, AvailableModel
+from athanor.catalog.files import FACTS_FILE, read_object
+from athanor.catalog.places import HF_DIR, is_base
 from athanor.origins.documents import trained_on
 from athanor.origins.index import ready
 from athanor.origins.replacing import at_work, not_here
 from athanor.origins.tracing import Tracer
 from athanor.runtime.locks import locked
-from athanor.serving.discover import ODD, AvailableModel
-from athanor.serving.files import FACTS_FILE, read_object
 from athanor.serving.retraining import FOLDER, LOCK
 
 # By its name in the lineage: what a model learned from, and the models of this checkout whose steps are told.

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.errors import InputError
+from athanor.catalog.discover import export_of, recorded
 from athanor.origins.replacing import at_work
 from athanor.runtime.dvc_lock import LOCK as DVC_LOCK
 from athanor.runtime.dvc_view import busy
 from athanor.runtime.facts import git
 from athanor.runtime.locks import locked
 from athanor.runtime.redact import redact
-from athanor.serving.discover import export_of, recorded
 
 FOLDER, LOCK, LOG, ROWS = Path(".athanor/retraining"), "lock", "log", "corpus/corrections.jsonl"
 SCRIPT = f'"$0" -m athanor chat export {ROWS} --write --feedback "$1" && "$0" -m athanor repro; echo "ended with $?"'

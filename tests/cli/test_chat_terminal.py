@@ -13,15 +13,15 @@ import sys
 import pytest
 
 from athanor.base.errors import AthanorError, InputError
+from athanor.catalog.loading import load_export
 from athanor.cli.chat_terminal import CONTROL, main
 from athanor.decoding.generate import generate
 from athanor.decoding.prompting import end_ids
-from athanor.export.loading import load_export
 from athanor.text.conversations import Message
 from athanor.tokenizer.chat import prompt_ids
+from tests.catalog.models_tiny import write_export
 from tests.evaluation.tiny import make_model, save, silence, write_tiny_tokenizer
 from tests.serving.live import ROOT, environment
-from tests.serving.models_tiny import write_export
 
 
 @pytest.fixture(scope="module")

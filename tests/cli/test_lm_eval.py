@@ -13,10 +13,10 @@ import torch
 
 from athanor.base.artifacts import read_json
 from athanor.base.errors import InputError
+from athanor.catalog.loading import load_export
 from athanor.cli import cli, lm_eval
 from athanor.evaluation import battery, likelihood, scoring
 from athanor.export.huggingface import write_huggingface
-from athanor.export.loading import load_export
 from athanor.export.source import make_source
 from athanor.export.vocabulary import Vocabulary
 from athanor.text.documents import Document, write_documents

@@ -9,9 +9,9 @@ import torch
 
 from athanor.base.artifacts import manifest_digest, write_json
 from athanor.base.errors import InputError
+from athanor.catalog.loading import load_export
 from athanor.cli import cli
 from athanor.cli.shrink import newest_checkpoint, shrink
-from athanor.export.loading import load_export
 from athanor.model.weights import load_config, model_tensors, save_model
 from athanor.tokenizer.chat import template_hash
 from athanor.tokenizer.tokenizer import Tokenizer

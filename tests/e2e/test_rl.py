@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from athanor.base.artifacts import read_json
+from athanor.catalog.discover import discover
 from athanor.model.weights import load_model
-from athanor.serving.discover import discover
 from tests.e2e.clone import Clone
 
 PAIRS = """

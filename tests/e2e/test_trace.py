@@ -13,12 +13,12 @@ import pytest
 from athanor.base.artifacts import read_json
 from athanor.base.errors import InputError
 from athanor.base.strict import read_yaml
+from athanor.catalog.discover import AvailableModel
 from athanor.data.rows import PackedRows
 from athanor.data.sampler import PretrainSampler, SftSampler
 from athanor.data.shards import open_train
 from athanor.origins.tracing import Trace, Tracer
 from athanor.serving import origins
-from athanor.serving.discover import AvailableModel
 from athanor.text.documents import Document, content_id, read_sources
 
 ALL = 100_000  # places

@@ -21,9 +21,9 @@ from athanor.llamacpp.engine import Engine, Job
 from athanor.serving.app import Connection, Server, build_app
 from athanor.serving.models import NoModel
 from athanor.tokenizer.tokenizer import Tokenizer
+from tests.catalog.models_tiny import write_export
 from tests.evaluation.tiny import always_says, write_tiny_tokenizer
 from tests.serving.live import PATIENCE, Address
-from tests.serving.models_tiny import write_export
 
 DEFAULTS = {
     "temperature": 0.0,

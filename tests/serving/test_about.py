@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from athanor.base.artifacts import manifest_digest, write_json, write_manifest
+from athanor.catalog.discover import AvailableModel
 from athanor.serving.about import about, starters
-from athanor.serving.discover import AvailableModel
 
 NOTHING = {"card": "", "topics": [], "commit": "", "health": {}}
 

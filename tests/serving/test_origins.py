@@ -10,10 +10,10 @@ import pytest
 
 from athanor.base.artifacts import write_json
 from athanor.base.errors import InputError
+from athanor.catalog.discover import AvailableModel
 from athanor.cli import trace
 from athanor.runtime.journal import Journal
 from athanor.serving import origins
-from athanor.serving.discover import AvailableModel
 from athanor.serving.retraining import FOLDER, LOCK
 
 PLACES = [

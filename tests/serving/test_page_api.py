@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import pytest
 from starlette.testclient import TestClient
 
+from athanor.catalog.discover import AvailableModel
 from athanor.serving.app import build_app
-from athanor.serving.discover import AvailableModel
 from athanor.serving.feedback import Feedback
 from athanor.serving.models import Models
 from athanor.serving.page_api import page_routes

@@ -11,12 +11,12 @@ import pytest
 from gguf import GGUFValueType
 
 from athanor.base.errors import InputError
+from athanor.catalog.running import Catalog
 from athanor.decoding.generate import generate
 from athanor.export.gguf_writer import Value, write_raw
 from athanor.serving.models import MemoryHeld, Models, NoModel, fit_cache
-from athanor.serving.running import Catalog
+from tests.catalog.models_tiny import write_export
 from tests.evaluation.tiny import make_model, save, write_tiny_tokenizer
-from tests.serving.models_tiny import write_export
 
 TEXT = GGUFValueType.STRING
 

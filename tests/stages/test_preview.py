@@ -13,12 +13,12 @@ import torch
 
 from athanor.base.artifacts import read_json
 from athanor.base.errors import InputError
+from athanor.catalog.loading import load_export
+from athanor.catalog.places import origin
+from athanor.catalog.running import running
 from athanor.cli import cli
-from athanor.export.loading import load_export
-from athanor.export.places import origin
 from athanor.model.weights import model_tensors
 from athanor.runtime.locks import try_lock
-from athanor.serving.running import running
 from athanor.tokenizer.tokenizer import Tokenizer
 from athanor.training.schedule import Schedule
 from stages import pretrain, shard

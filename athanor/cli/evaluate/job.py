@@ -194,7 +194,7 @@ def _scoring_methods(
 
 def _open_model(job: Job, scratch: Path) -> tuple[Scorer, dict[str, Any], Tokenizer | None]:
     """The model in its runtime, facts about it for the rows, and our tokenizer if the model was trained with it."""
-    from athanor.export.checkpoints import checkpoint_source, slot_of
+    from athanor.catalog.checkpoints import checkpoint_source, slot_of
     from athanor.export.gguf_writer import write_gguf
     from athanor.export.huggingface import write_huggingface
     from athanor.export.parity import rebuilt
@@ -226,7 +226,7 @@ def _open_model(job: Job, scratch: Path) -> tuple[Scorer, dict[str, Any], Tokeni
         digest = export.get("tokenizer_digest") or sha256_file(path / "tokenizer.json")
         facts = _facts(sha256_file(weights[0]), digest, export.get("template_hash"))
         if backend == "torch":
-            from athanor.export.loading import load_export
+            from athanor.catalog.loading import load_export
 
             model, tokenizer = load_export(path)
             dtype = str(read_json(path / "config.json").get("dtype", "float32"))

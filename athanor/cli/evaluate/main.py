@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
         return follow(args, recorder, project)
     model, kind, facts = Path(args.model), kind_of(args.model), None
     if kind == CHECKPOINT:
-        from athanor.export.checkpoints import slot_of
+        from athanor.catalog.checkpoints import slot_of
 
         facts = checkpoint_facts(slot_of(model), model.resolve())
     recorder.add(run_in_subprocess(job_of(args, model, kind, about=facts), low_priority=False))

@@ -20,9 +20,9 @@ from athanor.llamacpp.engine import Engine, EngineDied, Job
 from athanor.llamacpp.stream import Refused
 from athanor.text.conversations import Message
 from athanor.tokenizer.chat import prompt_ids
+from tests.catalog.models_tiny import write_export
 from tests.evaluation.tiny import make_model, write_tiny_tokenizer
 from tests.serving.live import ROOT
-from tests.serving.models_tiny import write_export
 
 pytest.importorskip("xllamacpp")
 HANG = {"type": "string", "pattern": "^(a{1000}){1000}$"}  # keeps the engine's one loop busy for minutes

@@ -1,6 +1,6 @@
 """Write a model that is no GGUF file as one, for the engine: an export's exact weights, a base model or a checkpoint.
 
-    python -P -m athanor.serving.convert PATH FOLDER
+    python -P -m athanor.catalog.convert PATH FOLDER
 
 writes FOLDER/model.gguf in F32 with its tokenizer. A process of its own: it needs torch, which serving does not.
 """
@@ -14,8 +14,8 @@ from pathlib import Path
 
 from athanor.base.artifacts import new_dir, sha256_bytes
 from athanor.base.errors import AthanorError, InputError
+from athanor.catalog.discover import AvailableModel
 from athanor.llamacpp.engine import child_environment
-from athanor.serving.discover import AvailableModel
 from athanor.tokenizer.tokenizer import MODEL_FILE
 
 FOLDER, FILE = ".athanor/gguf", "model.gguf"
@@ -32,7 +32,7 @@ async def gguf_of(root: Path, model: AvailableModel) -> Path:
         for old in sorted(target.parent.iterdir(), key=lambda folder: -folder.stat().st_mtime)[KEPT - 1 :]:
             shutil.rmtree(old, ignore_errors=True)
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "athanor.serving.convert", str(path), str(target), cwd=root,
+            sys.executable, "-P", "-m", "athanor.catalog.convert", str(path), str(target), cwd=root,
             stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, start_new_session=True,
             env=child_environment(),
         )  # fmt: skip
@@ -48,8 +48,8 @@ async def gguf_of(root: Path, model: AvailableModel) -> Path:
 
 
 def convert(path: Path, folder: Path) -> None:
+    from athanor.catalog.loading import load_export
     from athanor.export.gguf_writer import write_gguf
-    from athanor.export.loading import load_export
     from athanor.export.source import make_source
     from athanor.export.vocabulary import Vocabulary
 

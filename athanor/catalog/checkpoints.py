@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 from athanor.base.artifacts import manifest_digest, read_json, read_manifest, sha256_file
 from athanor.base.errors import InputError
-from athanor.export.places import BASE, slot_folder
+from athanor.catalog.places import BASE, slot_folder
 from athanor.export.source import TOKENIZER, Source, make_source
 from athanor.export.vocabulary import Vocabulary
 from athanor.model.config import ModelConfig

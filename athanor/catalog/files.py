@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.errors import InputError
+from athanor.catalog.places import HF_DIR
 from athanor.export.gguf_reader import read_header
-from athanor.export.places import HF_DIR
 from athanor.tokenizer.chat import template_hash
 from athanor.tokenizer.tokenizer import MODEL_FILE, Tokenizer
 

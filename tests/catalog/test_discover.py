@@ -16,13 +16,13 @@ import pytest
 
 from athanor.base.artifacts import read_json, write_json, write_manifest
 from athanor.base.errors import InputError
-from athanor.export.places import EXPORT, PREVIEWS
+from athanor.catalog.discover import cached, discover, materialise, problem_of, unexported
+from athanor.catalog.places import EXPORT, PREVIEWS
+from athanor.catalog.running import Catalog, running
 from athanor.serving.about import about
-from athanor.serving.discover import cached, discover, materialise, problem_of, unexported
-from athanor.serving.running import Catalog, running
+from tests.catalog.models_tiny import write_export
 from tests.evaluation.tiny import make_model, save, write_tiny_tokenizer
 from tests.serving.live import environment
-from tests.serving.models_tiny import write_export
 
 NOBODY = {f"GIT_{role}_{what}": "t@localhost" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
 # Name, seed of the weights, and the weights that its export names; in each models/sft is "a".
@@ -178,7 +178,7 @@ CRAFTED = {
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from athanor.serving.discover import discover
+from athanor.catalog.discover import discover
 resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
 resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
 found = {model.id: model.problem for model in discover(Path(sys.argv[1]))}

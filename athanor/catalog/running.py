@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from athanor.base.errors import InputError
-from athanor.export.places import (
+from athanor.catalog.discover import ODD, AvailableModel, described, discover
+from athanor.catalog.places import (
     HF_DIR,
     ORIGIN,
     PREVIEWS,
@@ -25,7 +26,6 @@ from athanor.export.places import (
     whole_checkpoints,
 )
 from athanor.runtime.locks import locked
-from athanor.serving.discover import ODD, AvailableModel, described, discover
 
 UNDONE = "undone"  # the `source` of such a model
 CONTINUES = "none"  # in place of the name of a template: the model goes on with a text

@@ -10,7 +10,7 @@ import torch
 
 from athanor.base.artifacts import read_json
 from athanor.base.errors import InputError
-from athanor.export.places import is_base, is_checkpoint, slot_folder, tokenizer_folder
+from athanor.catalog.places import is_base, is_checkpoint, slot_folder, tokenizer_folder
 from athanor.model.config import ModelConfig
 from athanor.model.tensorfile import read_tensors
 from athanor.model.transformer import Transformer
@@ -33,7 +33,7 @@ def load_export(folder: str | Path, device: torch.device | str = "cpu") -> tuple
     """
     folder = Path(folder)
     if is_checkpoint(folder):
-        from athanor.export.checkpoints import checkpoint_source
+        from athanor.catalog.checkpoints import checkpoint_source
         from athanor.export.parity import rebuilt
 
         source, _ = checkpoint_source(folder, slot_folder(folder))

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from athanor.base.errors import InputError
-from athanor.export.loading import load_export
+from athanor.catalog.loading import load_export
+from tests.catalog.models_tiny import write_export
 from tests.evaluation.tiny import make_model, write_tiny_tokenizer
-from tests.serving.models_tiny import write_export
 
 
 @pytest.fixture(scope="module")

@@ -18,13 +18,13 @@ from typing import Any
 
 from athanor.base.artifacts import MANIFEST, link, manifest_digest, new_dir
 from athanor.base.errors import AthanorError, InputError, suggest
+from athanor.catalog.files import ADAPTED, CONFIG, FACTS_FILE, gguf_problem, own_problem, read_bounded, read_object
+from athanor.catalog.places import BASE, CARD, EXPORT, HF_DIR, WEIGHTS_OF, is_base, is_checkpoint, tokenizer_folder
 from athanor.export.gguf_reader import read_header
-from athanor.export.places import BASE, CARD, EXPORT, HF_DIR, WEIGHTS_OF, is_base, is_checkpoint, tokenizer_folder
 from athanor.model.config import ModelConfig
 from athanor.runtime.dvc_lock import parsed
 from athanor.runtime.dvc_view import cache_folder
 from athanor.runtime.facts import git
-from athanor.serving.files import ADAPTED, CONFIG, FACTS_FILE, gguf_problem, own_problem, read_bounded, read_object
 from athanor.tokenizer.tokenizer import MODEL_FILE
 
 SERVED = ".athanor/served"
