@@ -169,7 +169,9 @@ def english_chat(sections: Mapping[str, Any]) -> dict[tuple[str | int, ...], Any
     }
     if EXERCISES in use.source_priority:
         values["sft_data", "source_priority"] = [name for name in use.source_priority if name != EXERCISES]
-    if IDENTITY in names and sections["instruct"].sources[names.index(IDENTITY)].text_rows > TEXT_ROWS:
+    if any(
+        chat.name == IDENTITY and getattr(chat, "text_rows", 0) > TEXT_ROWS for chat in sections["instruct"].sources
+    ):
         values["instruct", "sources", names.index(IDENTITY), "text_rows"] = TEXT_ROWS
     return values | {("instruct", "sources", names.index(EXERCISES)): REMOVED}
 

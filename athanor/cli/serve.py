@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
     if args.host in ("0.0.0.0", "::"):
         print("from other machines: the address below, with this machine's own in place of the loopback one")
     print(
-        f"open {address}/   (OpenAI's protocol: {address}/v1; Ctrl-C stops; later experiments need a new start)",
+        f"open {address}/   (OpenAI's protocol: {address}/v1; Ctrl-C stops; restart it to list new experiments)",
         flush=True,
     )
     config = uvicorn.Config(

@@ -24,10 +24,10 @@ from athanor.runtime.journal import Record, alive
 from athanor.runtime.locks import locked
 from athanor.runtime.machine import anchor
 from athanor.runtime.progress import duration
+from athanor.serving.retraining import FOLDER, LOCK
 
 POLL = 0.1  # s
 IDLE_POLLS = 20  # without a stage and without DVC, which both are away between two stages
-RETRAINING = ".athanor/retraining/lock"
 WAIT = 120.0  # s; a step and a save, or what is left of a shard
 
 
@@ -45,18 +45,18 @@ def stop(root: Path, wait: float) -> int:
 
     So a pipeline is reached between two stages and in one that is too short to look for the file, by the next one.
     """
-    if not _pipeline(root):
-        _stages(root)
+    asked = set(running(root) if _pipeline(root) else _stages(root))
     deadline, file, idle = time.monotonic() + wait, root / ".athanor" / STOP, 0
     over: set[Path] = set()
-    known: dict[Path, str] = {}
+    known = {folder: label(folder) for folder in asked}
     write_text(file, "")
     while time.monotonic() < deadline:
         pipeline, found = _pipeline(root), running(root, over)
         # Tasks of DVC's queue, which lock elsewhere, are asked only if they ran from the first.
-        here = {folder: label(folder) for folder in found if pipeline or not known or folder in known}
-        if (here.keys() - known.keys()) or not file.exists():
+        here = {folder: label(folder) for folder in found if pipeline or folder in asked}
+        if (here.keys() - asked) or not file.exists():
             write_text(file, "")
+        asked |= here.keys()
         for folder in known.keys() - here.keys():
             print(f"{known[folder]}: {_end_text(folder)}", flush=True)
         known, idle = here, 0 if here or pipeline else idle + 1
@@ -69,7 +69,7 @@ def stop(root: Path, wait: float) -> int:
 
 def _pipeline(root: Path) -> bool:
     """Whether DVC or a training that the page has started is at work here."""
-    return bool(busy(root / ".dvc" / "tmp")) or locked(root / RETRAINING)
+    return bool(busy(root / ".dvc" / "tmp")) or locked(root / FOLDER / LOCK)
 
 
 def save(root: Path, wait: float) -> int:

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from athanor.base.strict import read_yaml
@@ -83,3 +83,18 @@ def make_clone(path: Path) -> Clone:
 def commit(clone: Clone, message: str) -> None:
     clone.run("git", "add", "-A")
     clone.run("git", "-c", "user.name=t", "-c", "user.email=t@localhost", "commit", "-qm", message)
+
+
+def small_repo(path: Path, files: Mapping[str, str]) -> Clone:
+    """A repository of Git and DVC with these files, whose pipeline ran once and was committed."""
+    repo = Clone(path)
+    path.mkdir()
+    repo.run("git", "init", "-q", "-b", "main")
+    for name, value in (("user.name", "t"), ("user.email", "t@localhost")):
+        repo.run("git", "config", name, value)
+    repo.dvc("init", "-q")
+    for name, text in files.items():
+        (path / name).write_text(text)
+    repo.dvc("repro", "-q")
+    commit(repo, "first")
+    return repo

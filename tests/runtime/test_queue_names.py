@@ -14,7 +14,7 @@ from athanor.cli.doctor.queue import same_name
 from athanor.runtime import overview
 from athanor.runtime.facts import leaves
 from athanor.runtime.sharing import EXPERIMENT
-from tests.e2e.clone import ROOT, Clone, commit
+from tests.e2e.clone import ROOT, Clone, commit, small_repo
 from tests.runtime.toy_pipeline import until
 
 PARAMS = "x: {value: 1, word: cosine, off: null, items: [a, b]}\nother: {value: 1}\n"
@@ -24,17 +24,7 @@ GRAPH = "stages:\n  a:\n    cmd: python a.py && cp params.yaml out.txt\n    deps
 
 @pytest.fixture
 def repo(tmp_path: Path) -> Clone:
-    repo = Clone(tmp_path / "main")
-    repo.path.mkdir()
-    repo.run("git", "init", "-q", "-b", "main")
-    for name, value in (("user.name", "t"), ("user.email", "t@localhost")):
-        repo.run("git", "config", name, value)
-    repo.dvc("init", "-q")
-    for name, text in (("dvc.yaml", GRAPH), ("params.yaml", PARAMS), ("a.py", CODE)):
-        (repo.path / name).write_text(text)
-    repo.dvc("repro", "-q")
-    commit(repo, "first")
-    return repo
+    return small_repo(tmp_path / "main", {"dvc.yaml": GRAPH, "params.yaml": PARAMS, "a.py": CODE})
 
 
 def states(repo: Clone) -> list[list[str]]:
@@ -71,7 +61,13 @@ def test_tasks_of_one_name_are_named_before_and_after_they_ran_and_the_cure_keep
     assert [state for *_, state in states(repo)].count("Success") == 4 and values(repo) == {"2", "3"}  # DVC's loss
     (lost,) = found(repo)  # the other lr-1 made the same
     assert lost.where == "lr-2" and "is lost" in lost.what
-    repo.run("bash", "-ec", lost.command.partition(" (")[0])
+    # The parameters count from the commit that the task was queued on, also once there is a later one.
+    (repo.path / "params.yaml").write_text(PARAMS.replace("value: 1, word", "value: 5, word"))
+    commit(repo, "later")
+    (lost,) = found(repo)
+    repo.run("bash", "-ec", lost.command)
+    assert repo.run("git", "symbolic-ref", "--short", "HEAD").stdout.strip() == "main"
+    repo.run("git", "reset", "-q", "--hard", "HEAD~1")
     repo.dvc("exp", "run", "-q", "--queue", "-n", "bad", "-S", "x.value=7")
     work(repo)
     assert values(repo) == {"2", "3", "5", "7"} and not found(repo)

@@ -11,7 +11,7 @@ import pytest
 from athanor.cli.doctor.checks import experiments
 from athanor.cli.doctor.main import Checkout
 from athanor.runtime.sharing import warning, without_data
-from tests.e2e.clone import ROOT, Clone, commit
+from tests.e2e.clone import ROOT, Clone, commit, small_repo
 
 PAGE = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
 GRAPH = "stages:\n  a:\n    cmd: grep x params.yaml > out.txt\n    params: [x]\n    outs: [out.txt]\n"
@@ -20,16 +20,7 @@ GRAPH = "stages:\n  a:\n    cmd: grep x params.yaml > out.txt\n    params: [x]\n
 @pytest.fixture
 def repo(tmp_path: Path) -> Clone:
     """README's order at fault: an experiment first, then the remote, then a push of both."""
-    repo = Clone(tmp_path / "main")
-    repo.path.mkdir()
-    repo.run("git", "init", "-q", "-b", "main")
-    for name, value in (("user.name", "t"), ("user.email", "t@localhost")):
-        repo.run("git", "config", name, value)
-    repo.dvc("init", "-q")
-    (repo.path / "dvc.yaml").write_text(GRAPH)
-    (repo.path / "params.yaml").write_text("x: 1\n")
-    repo.dvc("repro", "-q")
-    commit(repo, "first")
+    repo = small_repo(tmp_path / "main", {"dvc.yaml": GRAPH, "params.yaml": "x: 1\n"})
     repo.dvc("exp", "run", "-q", "-n", "lower-lr", "-S", "x=2")
     repo.run("git", "restore", "-SW", "params.yaml", "dvc.lock")
     repo.dvc("checkout", "-q")

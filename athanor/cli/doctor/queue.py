@@ -37,9 +37,8 @@ def tasks(root: Path) -> dict[tuple[str, str], list[Task]]:
     """The tasks of DVC's queue by commit and name, in the order in which they were queued."""
     queued = []
     for path in (root / EXPS / "celery/broker").glob("*/*.celery.msg"):
-        with contextlib.suppress(
-            OSError, ValueError, LookupError, TypeError
-        ):  # a worker takes it now, or a crash tore it
+        # A worker takes it now, or a crash tore it.
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
             message, when = json.loads(path.read_bytes()), path.stat().st_mtime_ns
             if message["headers"]["task"].endswith(".run_exp"):
                 queued.append((when, message["headers"]["id"], json.loads(base64.b64decode(message["body"]))[0][0]))
@@ -72,10 +71,13 @@ def same_name(checkout: Checkout) -> Iterator[Finding]:
         for task in [*lost, *waiting[0 if made else 1 :]]:
             what = "its result is lost" if task.result else "its result will be lost"
             command = f"dvc queue remove {task.rev[:7]}, and queue it again with another -n"
-            if options := _options(root, task.rev):
+            before = leaves(read_yaml(root / "params.yaml")) if commit == here else params_at(root, commit)
+            after = params_at(root, task.rev)
+            if options := after and overrides(before, after):
                 again = f"dvc exp run --queue -n {shlex.quote(f'{name}-{task.rev[:7]}')} {options}"
-                there = "" if commit == here else f"git checkout {commit[:7]} && "
-                command = f"dvc queue remove {task.rev[:7]} && {there}{again}"
+                if commit != here:
+                    again = f"git checkout {commit[:7]} && {again} && git checkout -"
+                command = f"dvc queue remove {task.rev[:7]} && {again}"
             why = f"task {task.rev[:7]} has the name of another one, and DVC keeps one experiment of a name: {what}"
             why += "; queue it again, with the stage if you named one (a running task: dvc queue kill it first)"
             yield Finding("queue", name, why, command)
@@ -83,9 +85,3 @@ def same_name(checkout: Checkout) -> Iterator[Finding]:
             if task.failed and made:
                 what = f"task {task.rev[:7]} failed; dvc exp remove {name} would remove the experiment of this name as well"
                 yield Finding("queue", name, what, f"dvc queue remove {task.rev[:7]}", note=True)
-
-
-def _options(root: Path, rev: str) -> str | None:
-    """What makes a task's parameters of those in the workspace, which `--queue` takes."""
-    there = params_at(root, rev)
-    return overrides(leaves(read_yaml(root / "params.yaml")), there) if there else None
