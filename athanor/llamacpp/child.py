@@ -4,14 +4,17 @@
 
 The first line of its input is a job (`engine.Job` as JSON). It starts the server on a Unix socket and writes {"ready": …}
 or {"failed": "…"}. Each later line, {"id", "score": [arguments of Scorer.score]}, gets {"id", "scored": […]} or
-{"id", "failed": "…"}: log-probabilities of given tokens, which the server does not offer. It ends with its input.
+{"id", "failed": "…"}: log-probabilities of given tokens, which the server does not offer. It ends with its input and then
+removes the folder of the socket, which its owner can no longer do if it was killed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from athanor.base.errors import AthanorError
@@ -44,6 +47,11 @@ def main() -> None:
             write(id=request["id"], scored=scorer.score(*request["score"]))
         except AthanorError as error:
             write(id=request["id"], failed=str(error))
+    socket = Path(job["socket"])
+    with contextlib.suppress(OSError):
+        for file in (socket, socket.parent / "log"):
+            file.unlink(missing_ok=True)
+        socket.parent.rmdir()
 
 
 if __name__ == "__main__":

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import psutil
 import pytest
@@ -179,15 +181,15 @@ def test_a_file_that_is_no_model_is_refused_with_the_reason(tmp_path):
         run(Job(str(tmp_path / "x.gguf"), 128), lambda engine: engine.ask("/slots"))
 
 
-def test_no_engine_outlives_its_owner(made):
+def test_no_engine_and_no_folder_of_one_outlives_its_owner(made):
     code = (
         "import asyncio, os, signal, sys\nfrom athanor.llamacpp.engine import Engine, Job\n"
         "async def work():\n    engine = Engine(Job(sys.argv[1], 128))\n    await engine.ask('/slots')\n"
-        "    print(engine.pid, flush=True)\n    os.kill(os.getpid(), signal.SIGKILL)\nasyncio.run(work())\n"
+        "    print(engine.pid, engine.socket, flush=True)\n    os.kill(os.getpid(), signal.SIGKILL)\nasyncio.run(work())\n"
     )
     owner = subprocess.run([sys.executable, "-c", code, made[2].path], cwd=ROOT, capture_output=True, text=True)
     assert owner.returncode == -signal.SIGKILL
-    try:
-        psutil.Process(int(owner.stdout)).wait(60)
-    except psutil.NoSuchProcess:
-        pass
+    pid, socket = owner.stdout.split()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(int(pid)).wait(60)
+    assert not Path(socket).parent.exists()
