@@ -16,6 +16,7 @@ import errno
 import ipaddress
 import os
 import re
+import resource
 import socket
 import sys
 from pathlib import Path
@@ -26,9 +27,7 @@ from athanor.runtime.machine import anchor, machine
 from athanor.serving.feedback import FILE, Feedback
 
 KEY_VARIABLE = "ATHANOR_API_KEY"
-OTHER_CONNECTIONS = (
-    512  # connections beside those of answers; with the default limit below the 1,024 files that a process may open
-)
+SPARE_FILES = 200  # beside those of connections
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
     from athanor.catalog.discover import unexported
     from athanor.catalog.running import Catalog
-    from athanor.serving.app import HOST_NAME, LOOPBACK, Connection, Server, build_app
+    from athanor.serving.app import HOST_NAME, LOOPBACK, OTHER_CONNECTIONS, Connection, Server, build_app
     from athanor.serving.models import GIB, Models
     from athanor.serving.page_api import page_routes
     from athanor.serving.retraining import Retraining
@@ -78,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
     hosts = hosts if local or not key else ()
     memory = free_memory_bytes() // 2 if args.memory is None else int(args.memory * GIB)
     feedback = Feedback(root / args.feedback)
+    allow_files(2 * args.max_requests + OTHER_CONNECTIONS + SPARE_FILES)  # an answer has its client's and its engine's
 
     # Who else could reach the server starts nothing here.
     own = local and not args.allow_host and not args.model and (root / "dvc.yaml").is_file()
@@ -115,8 +115,7 @@ def run(args: argparse.Namespace) -> int:
         flush=True,
     )
     config = uvicorn.Config(
-        app, factory=True, http=Connection, log_level="warning", timeout_graceful_shutdown=5, server_header=False, ws="none",
-        limit_concurrency=args.max_requests + OTHER_CONNECTIONS,
+        app, factory=True, http=Connection, log_level="error", timeout_graceful_shutdown=5, server_header=False, ws="none",
     )  # fmt: skip
     with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C, told again when all has ended
         Server(config).run(sockets=listeners)
@@ -144,6 +143,13 @@ def _key_text(path: str | None) -> str:
     if not key:
         raise InputError("no key in this file", where=path, fix="write the key into it, in one line")
     return key
+
+
+def allow_files(count: int) -> None:
+    """Let this process open so many files, as far as it may: 256 or 1,024 are usual."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= soft < count:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count if hard < 0 else min(count, hard), hard))
 
 
 def is_loopback(host: str) -> bool:

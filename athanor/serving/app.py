@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import itertools
 import json
 import re
 import socket
@@ -47,6 +48,11 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 FREE = ("/health", "/page/")  # without a key; so is the page itself
+GRACE_SECONDS = 2.0
+MOST_CONNECTIONS = 64  # of one address
+OTHER_CONNECTIONS = 512  # of all, beside those of answers
+SEND_SECONDS = 60.0  # for a client to take some of what is there for it
+_numbers = itertools.count()
 
 
 @dataclass
@@ -109,7 +115,7 @@ def build_app(
     `hosts`: names it answers to, () for any; `addresses`: and to numeric ones. `most_waiting`: answers under way."""
     # Who reaches it under another name may come through a proxy on this machine, which asks for many.
     limit = Limit(most_waiting, () if hosts == LOOPBACK else ("127.0.0.1", "::1"))
-    Connection.trusted = limit.trusted
+    Connection.trusted, Connection.most = limit.trusted, most_waiting + OTHER_CONNECTIONS
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -152,25 +158,34 @@ def build_app(
 
 
 class Connection(H11Protocol):
-    """A client's connection; one more than an address may have is closed at once. `trusted` as in Limit."""
+    """A client's connection; one more than an address may have is closed at once. `trusted` as in Limit.
+
+    Beyond `most` of all addresses the oldest that waits for its client is closed, so that a new client is answered.
+    """
 
     trusted: Collection[str] = ()
+    most = OTHER_CONNECTIONS
+    number = 0
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self.number = next(_numbers)
         address = self.client[0] if self.client else ""
         others = sum(getattr(one, "client", None) is not None and one.client[0] == address for one in self.connections)
         if others > MOST_CONNECTIONS and address not in self.trusted:
             transport.abort()
+        elif len(self.connections) > self.most:
+            waiting = [one for one in self.connections if isinstance(one, Connection) and one.waits]
+            min(waiting, key=lambda one: one.number).transport.abort()
         # A client that takes nothing is cut by the kernel: closing the connection would wait for it for ever.
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
             connection = transport.get_extra_info("socket")
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SEND_SECONDS * 1000))
 
-
-GRACE_SECONDS = 2.0
-MOST_CONNECTIONS = 64  # of one address
-SEND_SECONDS = 60.0  # for a client to take some of what is there for it
+    @property
+    def waits(self) -> bool:
+        """Whether no whole request of it is being answered."""
+        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
 
 class Server(uvicorn.Server):
