@@ -26,7 +26,7 @@ from typing import Any
 from athanor.catalog.files import tokenizer_beside
 from athanor.decoding.prompting import end_ids
 from athanor.export.gguf_reader import read_header
-from athanor.llamacpp.engine import Engine, Job, child_environment
+from athanor.export.llamacpp.engine import Engine, Job, child_environment
 from athanor.runtime.machine import machine
 from athanor.serving.answers import NEUTRAL
 from athanor.serving.models import FEW_THREADS_BYTES, fit_cache

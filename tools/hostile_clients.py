@@ -30,7 +30,7 @@ from pathlib import Path
 
 import psutil
 
-from athanor.llamacpp.engine import child_environment
+from athanor.export.llamacpp.engine import child_environment
 
 CHAT = "/v1/chat/completions"
 CONNECTIONS, READERS, SECOND = 1000, 40, 1.0

@@ -15,7 +15,7 @@ from pathlib import Path
 from athanor.base.artifacts import new_dir, sha256_bytes
 from athanor.base.errors import AthanorError, InputError
 from athanor.catalog.discover import AvailableModel
-from athanor.llamacpp.engine import child_environment
+from athanor.export.llamacpp.engine import child_environment
 from athanor.tokenizer.tokenizer import MODEL_FILE
 
 FOLDER, FILE = ".athanor/gguf", "model.gguf"

@@ -47,7 +47,7 @@ class Terminal:
     def __init__(self, models: Models, options: argparse.Namespace) -> None:
         values = {option: getattr(options, option) for option, _, _ in OPTIONS}
         ((self.settings,), _) = asked(values, PAGE)
-        self.models, self.name, self.system = models, models.default(), options.system
+        self.models, self.name, self.system = models, models.available().id, options.system
         self.interactive, self.to_terminal = sys.stdin.isatty(), sys.stdout.isatty()
         self.turns: list[Message] = []
 

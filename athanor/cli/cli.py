@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -135,6 +136,8 @@ def main() -> int:
         return 128 + signal.SIGINT
     except BrokenPipeError:  # the reader of a pipe left: nobody to tell, but the command may not be done
         sys.stderr.close()
+        # What is left in the buffer would fail once more at exit, with another status.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
         from athanor.runtime.terminal import in_words

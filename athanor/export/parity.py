@@ -20,11 +20,11 @@ from athanor.base.errors import GateError
 from athanor.decoding.generate import generate
 from athanor.decoding.sampling import GREEDY
 from athanor.export.huggingface import DTYPES
+from athanor.export.llamacpp import asking
 from athanor.export.perplexity import TooCoarse, load_directory
 from athanor.export.probes import Probe
 from athanor.export.source import Source
 from athanor.export.vocabulary import SPACE
-from athanor.llamacpp import asking
 from athanor.model.transformer import Transformer
 from athanor.model.weights import fill
 from athanor.tokenizer.chat import prompt_ids

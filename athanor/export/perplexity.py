@@ -21,7 +21,7 @@ from torch import Tensor
 
 from athanor.base.errors import GateError, InputError
 from athanor.export.gguf_reader import read_header
-from athanor.llamacpp import asking
+from athanor.export.llamacpp import asking
 from athanor.model.loss import Targets, token_losses
 from athanor.tokenizer.tokenizer import MODEL_FILE, SPACE_MARK, Tokenizer
 

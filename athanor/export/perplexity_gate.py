@@ -16,12 +16,12 @@ import torch
 
 from athanor.base.errors import GateError, InputError
 from athanor.export.gguf_writer import gguf_name
+from athanor.export.llamacpp.engine import INSTALL, NotInstalled
 from athanor.export.params import ExportParams
 from athanor.export.parity import FIX, FULL_SCALE, bound, rebuilt
 from athanor.export.perplexity import HuggingFace, LlamaCpp, Ours, Scorer, TextScore, TooCoarse
 from athanor.export.publish import HF_DIR, RERUN_HINT, exact_file, leave_out
 from athanor.export.source import Source
-from athanor.llamacpp.engine import INSTALL, NotInstalled
 from athanor.tokenizer.tokenizer import SPACE_MARK, Tokenizer
 
 MAX_DOCUMENTS, DOCUMENT_CHARS = 256, 4000

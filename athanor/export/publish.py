@@ -14,12 +14,12 @@ from athanor.export import kquants
 from athanor.export.gguf_check import check_gguf, stored_types
 from athanor.export.gguf_writer import K_TYPES, gguf_name, write_gguf
 from athanor.export.huggingface import write_huggingface
+from athanor.export.llamacpp.engine import NotInstalled
 from athanor.export.params import ExportParams
 from athanor.export.parity import Limits, check_llama_cpp, check_transformers, expect, rebuilt
 from athanor.export.perplexity import TooCoarse
 from athanor.export.probes import Probe
 from athanor.export.source import Source
-from athanor.llamacpp.engine import NotInstalled
 from athanor.tokenizer.tokenizer import ROLE_PIECES, STOP
 
 HF_DIR = "hf"

@@ -12,8 +12,8 @@ from typing import Any
 
 from athanor.base.errors import AthanorError, InputError
 from athanor.decoding.prompting import end_ids
-from athanor.llamacpp.engine import Engine, EngineDied
-from athanor.llamacpp.stream import Refused
+from athanor.export.llamacpp.engine import Engine, EngineDied
+from athanor.export.llamacpp.stream import Refused
 from athanor.serving.fields import ALIASES, SAMPLERS
 from athanor.serving.models import Models, Served
 from athanor.serving.prompting import Asked, laid_out

@@ -21,7 +21,7 @@ from athanor.catalog.discover import AvailableModel, materialise, problem_of, un
 from athanor.catalog.files import template_beside, tokenizer_beside
 from athanor.catalog.running import CONTINUES, UNDONE, continues
 from athanor.export.gguf_reader import read_header
-from athanor.llamacpp.engine import Engine, Job
+from athanor.export.llamacpp.engine import Engine, Job
 from athanor.serving.about import SHAPE, starters
 from athanor.tokenizer.tokenizer import Tokenizer
 
@@ -119,16 +119,12 @@ class Models:
         """The engine of each loaded model."""
         return {name: entry.served.engine for name, entry in self._entries.items() if entry.served}
 
-    def default(self) -> str:
-        """The first model that is not known to be broken. InputError if there is none at all."""
+    def available(self, name: str | None = None) -> AvailableModel:
+        """The model of that name; without one the first that is not known to be broken. NoModel if there is none."""
         self.refresh()
-        if not self._entries:
+        if not (name or self._entries):
             raise NoModel("there is no model", where="models/export", fix="make one: make repro; or --model PATH")
-        return min(self._entries, key=lambda name: bool(self._entries[name].reason))
-
-    def available(self, name: str) -> AvailableModel:
-        """The model of that name. NoModel for an unknown one."""
-        self.refresh()
+        name = name or min(self._entries, key=lambda name: bool(self._entries[name].reason))
         if name not in self._entries:
             fix = suggest(name, self._entries, "GET /v1/models lists those there are", cutoff=0.6)
             raise NoModel(f"there is no model '{name[:200]}'", where="model", fix=fix)
@@ -142,11 +138,11 @@ class Models:
 
         InputError with the reason where it cannot be loaded, MemoryHeld where others hold the memory.
         """
-        self.refresh()
-        await self._sweep()
-        entry = self._entries[self.available(name).id]
+        name = self.available(name).id  # its refresh makes new entries
+        entry = self._entries[name]
         entry.users, entry.last_used = entry.users + 1, time.monotonic()
         try:
+            await self._sweep()
             if entry.served is None and entry.task is None:
                 entry.task = asyncio.create_task(self._load(entry))
                 entry.task.add_done_callback(lambda task: task.cancelled() or task.exception())

@@ -56,7 +56,7 @@ def openai_routes(models: Models, limit: Limit) -> list[Route]:
         name = body.get("model")
         if name is not None and text("model", name, 500).startswith(NO_MODEL):
             name, ignored = None, [*ignored, "model"]
-        name = models.available(name or models.default()).id
+        name = models.available(name).id
         if len(prompts) * len(settings) > shapes.MAX_TEXTS:
             raise wrong(route.question, f"1 to {shapes.MAX_TEXTS} answers in one request")
         more = {"echo": echo and route is fields.COMPLETION}

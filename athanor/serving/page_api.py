@@ -36,7 +36,7 @@ def page_routes(models: Models, feedback: Feedback, limit: Limit, retraining: Re
 
     async def state(request: Request) -> Response:
         rows = models.states()
-        now = {"models": rows, "default_model": models.default() if rows else None}
+        now = {"models": rows, "default_model": models.available().id if rows else None}
         return JSONResponse(now | {"retraining": retraining and await to_thread(retraining.state)})
 
     async def retrain(request: Request) -> Response:
@@ -59,7 +59,7 @@ def page_routes(models: Models, feedback: Feedback, limit: Limit, retraining: Re
 
     async def answer(request: Request) -> Response:
         body = await read(request)
-        names = texts("models", body.get("models") or [], MOST_MODELS, NAME_CHARS) or [models.default()]
+        names = texts("models", body.get("models") or [], MOST_MODELS, NAME_CHARS) or [None]
         names = [models.available(name).id for name in names]
         messages = messages_of("messages", body.get("messages"))
         if not isinstance(sampling := body.get("sampling") or {}, dict):

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 
-from athanor.llamacpp import asking
+from athanor.export.llamacpp import asking
 
 
 def write(path, base):

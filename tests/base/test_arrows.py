@@ -11,7 +11,7 @@ ORDER = (
     "base", "text", "words", "model", "data", "tokenizer", "quality", "sources", "classifiers", "cleaning",
     "tokenizer_training", "sharding", "chat_data", "preferences", "training", "decoding", "evaluation", "rewards", "policy",
     "export", "adapters",
-    "synthesis", "hardware", "monitor", "troubles", "runtime", "sizing", "origins", "serving", "stages", "cli",
+    "synthesis", "hardware", "monitor", "troubles", "runtime", "sizing", "origins", "catalog", "serving", "stages", "cli",
 )  # fmt: skip
 WATCHERS = (
     "hardware",
@@ -20,6 +20,7 @@ WATCHERS = (
     "runtime",
     "sizing",
     "origins",
+    "catalog",
     "serving",
     "cli",
 )  # fmt: skip; no result depends on them

@@ -10,9 +10,9 @@ from gguf import GGUFReader
 from athanor.base.artifacts import sha256_file
 from athanor.base.errors import GateError, InputError, ParamsError
 from athanor.export import gguf_check, gguf_writer, kquants, publish
+from athanor.export.llamacpp.engine import NotInstalled
 from athanor.export.params import ExportParams, PerplexityTolerance
 from athanor.export.parity import Limits, check_llama_cpp
-from athanor.llamacpp.engine import NotInstalled
 
 PARAMS = ExportParams(
     name="tiny",

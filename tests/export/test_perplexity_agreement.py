@@ -15,10 +15,10 @@ from athanor.base.errors import GateError
 from athanor.cli.evaluate.sets import row_windows
 from athanor.export import gguf_writer
 from athanor.export.huggingface import write_huggingface
+from athanor.export.llamacpp.asking import ask
 from athanor.export.parity import rebuilt
 from athanor.export.perplexity import HuggingFace, LlamaCpp, Ours, TextScore, measured
 from athanor.export.perplexity_gate import check_agreement, held_out_text
-from athanor.llamacpp.asking import ask
 from athanor.tokenizer.chat import render
 from tests.export.conftest import CONTEXT, alterations, documents, permuted, question, reply, write_altered
 

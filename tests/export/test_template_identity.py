@@ -20,10 +20,10 @@ from athanor.chat_data import gates as sft_gates
 from athanor.data.rows import KIND, VERSION, PackedRows, pack, write_split
 from athanor.export import gguf_writer
 from athanor.export.huggingface import write_huggingface
+from athanor.export.llamacpp.asking import ask
+from athanor.export.llamacpp.engine import NotInstalled
 from athanor.export.probes import has_control
 from athanor.export.source import load_source
-from athanor.llamacpp.asking import ask
-from athanor.llamacpp.engine import NotInstalled
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
 from athanor.model.weights import save_model

@@ -117,6 +117,7 @@ def test_nothing_that_makes_outputs_imports_the_pipeline():
                 "athanor.sizing",
                 "athanor.origins",
                 "athanor.cli",
+                "athanor.catalog",
                 "athanor.serving",
                 "athanor.__main__",
             )

@@ -132,5 +132,6 @@ def test_a_command_whose_reader_has_left_does_not_say_that_it_is_done(monkeypatc
 
     monkeypatch.setattr("athanor.cli.slots.run", run)
     monkeypatch.setattr(sys, "argv", ["athanor", "slots"])
-    monkeypatch.setattr(sys, "stderr", open(os.devnull, "w"))
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, open(os.devnull, "w"))
     assert cli.main() == 1

@@ -8,8 +8,8 @@ import pytest
 
 from athanor.export.gguf_writer import write_gguf
 from athanor.export.source import load_source
+from tests.catalog import models_tiny
 from tests.evaluation.tiny import always_says, write_tiny_tokenizer
-from tests.serving import models_tiny
 from tests.serving.parrot import write_export, write_parts
 
 

@@ -16,8 +16,8 @@ import uvicorn
 
 from athanor.base.errors import suggest
 from athanor.export.gguf_writer import write_gguf
+from athanor.export.llamacpp.engine import Engine, Job
 from athanor.export.source import load_source
-from athanor.llamacpp.engine import Engine, Job
 from athanor.serving.app import Connection, Server, build_app
 from athanor.serving.models import NoModel
 from athanor.tokenizer.tokenizer import Tokenizer

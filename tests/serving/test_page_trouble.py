@@ -50,7 +50,7 @@ def test_what_dies_in_the_middle_costs_no_text_and_the_answer_goes_on_after_one_
         reader.see("#models button")
         reader.ask("Go", wait=False)
         reader.until("window.lengths.at(-1) > 0")
-        engines = [one for one in process.children(recursive=True) if "athanor.llamacpp.child" in one.cmdline()]
+        engines = [one for one in process.children(recursive=True) if "athanor.export.llamacpp.child" in one.cmdline()]
         for one in [process] if whole else engines:
             one.kill()
         reader.see(".problem")

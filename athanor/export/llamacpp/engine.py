@@ -21,10 +21,10 @@ from typing import Any
 import psutil
 
 from athanor.base.errors import AthanorError, InputError
-from athanor.llamacpp import child, stream
-from athanor.llamacpp.stream import Row
+from athanor.export.llamacpp import child, stream
+from athanor.export.llamacpp.stream import Row
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 # Waiting threads must sleep: spinning ones slow a shared machine down by a factor of ten.
 QUIET_ENVIRONMENT = {"LC_ALL": "C", "GOMP_SPINCOUNT": "0", "OMP_WAIT_POLICY": "passive"}
 INSTALL = "pip install xllamacpp"

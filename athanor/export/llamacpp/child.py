@@ -1,6 +1,6 @@
 """llama.cpp's server for one model, in a process of its own: it may crash or stop answering without taking others along.
 
-    python -P -m athanor.llamacpp.child
+    python -P -m athanor.export.llamacpp.child
 
 The first line of its input is a job (`engine.Job` as JSON). It starts the server on a Unix socket and writes {"ready": …}
 or {"failed": "…"}. Each later line, {"id", "score": [arguments of Scorer.score]}, gets {"id", "scored": […]} or
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.errors import AthanorError
-from athanor.llamacpp.scoring import Scorer
-from athanor.llamacpp.server import start_server
+from athanor.export.llamacpp.scoring import Scorer
+from athanor.export.llamacpp.server import start_server
 
 
 def write(**row: Any) -> None:

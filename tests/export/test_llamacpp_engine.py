@@ -18,8 +18,8 @@ import pytest
 from athanor.base.errors import InputError
 from athanor.decoding.generate import generate
 from athanor.decoding.prompting import end_ids
-from athanor.llamacpp.engine import Engine, EngineDied, Job
-from athanor.llamacpp.stream import Refused
+from athanor.export.llamacpp.engine import Engine, EngineDied, Job
+from athanor.export.llamacpp.stream import Refused
 from athanor.text.conversations import Message
 from athanor.tokenizer.chat import prompt_ids
 from tests.catalog.models_tiny import write_export
@@ -133,8 +133,8 @@ def test_two_hundred_kills_at_any_moment_of_a_stream_lose_no_later_answer(made):
 
 
 def test_a_silent_engine_is_replaced_and_what_silenced_it_twice_is_refused(made, monkeypatch):
-    monkeypatch.setattr("athanor.llamacpp.engine.SILENT_SECONDS", 0.5)
-    monkeypatch.setattr("athanor.llamacpp.engine.PROBE_SECONDS", 0.1)
+    monkeypatch.setattr("athanor.export.llamacpp.engine.SILENT_SECONDS", 0.5)
+    monkeypatch.setattr("athanor.export.llamacpp.engine.PROBE_SECONDS", 0.1)
     _, tokenizer, job = made
     ids = prompt_ids(tokenizer, [Message("user", "hi")])
 
@@ -183,7 +183,7 @@ def test_a_file_that_is_no_model_is_refused_with_the_reason(tmp_path):
 
 def test_no_engine_and_no_folder_of_one_outlives_its_owner(made):
     code = (
-        "import asyncio, os, signal, sys\nfrom athanor.llamacpp.engine import Engine, Job\n"
+        "import asyncio, os, signal, sys\nfrom athanor.export.llamacpp.engine import Engine, Job\n"
         "async def work():\n    engine = Engine(Job(sys.argv[1], 128))\n    await engine.ask('/slots')\n"
         "    print(engine.pid, engine.socket, flush=True)\n    os.kill(os.getpid(), signal.SIGKILL)\nasyncio.run(work())\n"
     )

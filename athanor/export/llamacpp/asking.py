@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.errors import GateError, InputError
-from athanor.llamacpp.engine import Engine, EngineDied, Job, NotInstalled
+from athanor.export.llamacpp.engine import Engine, EngineDied, Job, NotInstalled
 
 TIMEOUTS = "export.llama_cpp_timeout_seconds, athanor evaluate --timeout"
 
