@@ -8,8 +8,10 @@ writes FOLDER/model.gguf in F32 with its tokenizer. A process of its own: it nee
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from athanor.base.artifacts import new_dir, sha256_bytes
@@ -19,18 +21,21 @@ from athanor.export.llamacpp.engine import child_environment
 from athanor.tokenizer.tokenizer import MODEL_FILE
 
 FOLDER, FILE = ".athanor/gguf", "model.gguf"
-KEPT = 8  # conversions; of a checkpoint each is asked for once or twice
+KEPT, KEPT_BYTES = 8, 8 << 30  # conversions; of a checkpoint each is asked for once or twice
 
 
-async def gguf_of(root: Path, model: AvailableModel) -> Path:
-    """The GGUF file of a model, made once unless its files change."""
+async def gguf_of(root: Path, model: AvailableModel, used: Collection[Path] = ()) -> Path:
+    """The GGUF file of a model, made once unless its files change. The oldest conversions leave, but for those `used`."""
     if (path := Path(model.base or model.path)).is_file():
         return path
     target = root / FOLDER / sha256_bytes(f"{path} {model.created}".encode())[:16]
     if not (target / FILE).is_file():
         target.parent.mkdir(parents=True, exist_ok=True)
-        for old in sorted(target.parent.iterdir(), key=lambda folder: -folder.stat().st_mtime)[KEPT - 1 :]:
-            shutil.rmtree(old, ignore_errors=True)
+        total = 0
+        for count, old in enumerate(sorted(target.parent.iterdir(), key=lambda folder: -folder.stat().st_mtime), 2):
+            total += sum(file.stat().st_size for file in old.glob("*"))
+            if (count > KEPT or total > KEPT_BYTES) and old / FILE not in used:
+                shutil.rmtree(old, ignore_errors=True)
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", "athanor.catalog.convert", str(path), str(target), cwd=root,
             stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, start_new_session=True,
@@ -44,6 +49,7 @@ async def gguf_of(root: Path, model: AvailableModel) -> Path:
         if process.returncode:
             reason = said.decode(errors="replace").strip().rpartition("\n")[2] or f"status {process.returncode}"
             raise InputError(reason, where=model.id)
+    os.utime(target)  # by its last use
     return target / FILE
 
 

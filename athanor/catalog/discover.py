@@ -18,7 +18,16 @@ from typing import Any
 
 from athanor.base.artifacts import MANIFEST, link, manifest_digest, new_dir
 from athanor.base.errors import AthanorError, InputError, suggest
-from athanor.catalog.files import ADAPTED, CONFIG, FACTS_FILE, gguf_problem, own_problem, read_bounded, read_object
+from athanor.catalog.files import (
+    ADAPTED,
+    CONFIG,
+    FACTS_FILE,
+    WEIGHTS,
+    gguf_problem,
+    own_problem,
+    read_bounded,
+    read_object,
+)
 from athanor.catalog.places import BASE, CARD, EXPORT, HF_DIR, WEIGHTS_OF, is_base, is_checkpoint, tokenizer_folder
 from athanor.export.gguf_reader import read_header
 from athanor.model.config import ModelConfig
@@ -156,10 +165,12 @@ def described(path: Path, source: str, origin: str) -> AvailableModel:
     with suppress(*ODD):
         if path.is_dir():
             main_file = path / (CONFIG if is_base(path) else FACTS_FILE)
-            known["created"], facts = main_file.stat().st_mtime, read_object(main_file)
+            facts = read_object(main_file)
             name = str(facts.get("name") or name)
             config = ModelConfig.from_dict(facts["model"])
             known |= {"context_tokens": config.context_tokens, "parameters": config.parameter_count()}
+            # Of the weights: a training with another seed leaves all other files as they are.
+            known["created"] = (path / WEIGHTS).stat().st_mtime
         else:
             known["created"], header = path.stat().st_mtime, read_header(path)
             if "athanor.file" in header:  # model-q8_0.gguf: the name of the model is inside

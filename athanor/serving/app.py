@@ -48,7 +48,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 FREE = ("/health", "/page/")  # without a key; so is the page itself
-GRACE_SECONDS = 2.0
+GRACE_SECONDS, METRICS_SECONDS = 2.0, 2.0
 MOST_CONNECTIONS = 64  # of one address
 OTHER_CONNECTIONS = 512  # of all, beside those of answers
 SEND_SECONDS = 60.0  # for a client to take some of what is there for it
@@ -130,8 +130,9 @@ def build_app(
         numbers = []
         for name, engine in models.engines().items():
             label = f"{{model={json.dumps(name, ensure_ascii=False)}}} "
-            with contextlib.suppress(AthanorError, ConnectionError):  # one that is ending
-                lines = (await engine.metrics()).splitlines()
+            with contextlib.suppress(AthanorError, ConnectionError, TimeoutError):  # one that is ending
+                async with asyncio.timeout(METRICS_SECONDS):
+                    lines = (await engine.metrics()).splitlines()
                 numbers += [line.replace(" ", label, 1) for line in lines if not line.startswith("#")]
         return Response("".join(f"{line}\n" for line in numbers), media_type="text/plain; version=0.0.4")
 

@@ -138,8 +138,14 @@ class Models:
 
         InputError with the reason where it cannot be loaded, MemoryHeld where others hold the memory.
         """
-        name = self.available(name).id  # its refresh makes new entries
+        try:
+            name = self.available(name).id  # its refresh makes new entries
+        except NoModel:
+            await self._sweep()
+            raise
         entry = self._entries[name]
+        if entry.served and not (entry.users or Path(entry.served.engine.job.path).is_file()):
+            await self._end(entry)  # it could not be started again
         entry.users, entry.last_used = entry.users + 1, time.monotonic()
         try:
             await self._sweep()
@@ -158,7 +164,7 @@ class Models:
             if problem := await asyncio.to_thread(problem_of, self.root, model):
                 raise InputError(problem, where=model.id)
             await asyncio.to_thread(materialise, self.root, model)
-            path = await gguf_of(self.root, model)
+            path = await gguf_of(self.root, model, [Path(engine.job.path) for engine in self.engines().values()])
             header, size = await asyncio.to_thread(read_header, path), path.stat().st_size
             context, rows, cache = fit_cache(header, self.rows, self.cache_bytes)
             await self._make_room(entry, size + cache + ENGINE_BYTES)

@@ -27,7 +27,6 @@ from tests.evaluation.tiny import make_model, write_tiny_tokenizer
 from tests.serving.live import ROOT
 
 pytest.importorskip("xllamacpp")
-HANG = {"type": "string", "pattern": "^(a{1000}){1000}$"}  # keeps the engine's one loop busy for minutes
 QUESTIONS = ("hi", "Who are you?", "def f(x):", "naïve — 日本 🙂", "a  b\n\n\tc", "<|user|>")
 
 
@@ -90,10 +89,11 @@ def test_a_killed_engine_ends_its_answers_and_the_next_request_has_another(made)
     ids = prompt_ids(tokenizer, [Message("user", "hi")])
 
     async def stream(engine):
-        return [rows async for rows in engine.rows_of({"prompt": ids, "n_predict": 9, "json_schema": HANG})]
+        return [rows async for rows in engine.rows_of({"prompt": ids, "n_predict": 9})]
 
     async def work(engine):
         before, pid = await greedy(engine, ids), engine.pid
+        os.kill(pid, signal.SIGSTOP)  # it must not be done before the kill
         answer = asyncio.create_task(stream(engine))
         while not engine.under_way:
             await asyncio.sleep(0)
@@ -132,7 +132,7 @@ def test_two_hundred_kills_at_any_moment_of_a_stream_lose_no_later_answer(made):
     assert ends.total() == 200 and ends["died"] > 20
 
 
-def test_a_silent_engine_is_replaced_and_what_silenced_it_twice_is_refused(made, monkeypatch):
+def test_a_silent_engine_is_replaced_and_what_it_was_silent_under_twice_is_refused(made, monkeypatch):
     monkeypatch.setattr("athanor.export.llamacpp.engine.SILENT_SECONDS", 0.5)
     monkeypatch.setattr("athanor.export.llamacpp.engine.PROBE_SECONDS", 0.1)
     _, tokenizer, job = made
@@ -140,14 +140,43 @@ def test_a_silent_engine_is_replaced_and_what_silenced_it_twice_is_refused(made,
 
     async def work(engine):
         before = await greedy(engine, ids)
-        for _ in range(2):
+        for seed in range(2):
+            os.kill(engine.pid, signal.SIGSTOP)
             with pytest.raises(EngineDied):
-                await greedy(engine, ids, json_schema=HANG)
-            assert await greedy(engine, ids) == before
+                await greedy(engine, ids, seed=seed)
+            assert await greedy(engine, ids, 11) == before[:11]
         with pytest.raises(InputError, match="2 engines ended under this very request"):
-            await greedy(engine, ids, json_schema=HANG)
+            await greedy(engine, ids, seed=2)
 
     run(job, work)
+
+
+def test_a_start_that_is_cancelled_leaves_no_half_engine(made):
+    _, tokenizer, job = made
+    ids = tokenizer.encode("def f(x):")
+
+    async def work(engine):
+        first = asyncio.create_task(engine.score(ids))
+        while engine.pid is None:
+            await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.wait({first})
+        tasks = [asyncio.create_task(engine.score(ids)) for _ in range(3)]
+        tasks[1].cancel()  # waits for the first: never computed
+        return len(await tasks[0]), len(await tasks[2])
+
+    assert run(job, work) == (len(ids) - 1, len(ids) - 1)
+
+
+def test_answers_that_cannot_be_read_end_the_engine_and_not_the_patience(made, monkeypatch):
+    monkeypatch.setattr("athanor.export.llamacpp.engine.LINE_BYTES", 2048)
+    _, tokenizer, job = made
+
+    async def work(engine):
+        with pytest.raises(EngineDied):
+            await engine.score(tokenizer.encode("def f(x):"), 400)
+
+    run(Job(job.path, 100), work)
 
 
 def test_a_refusal_has_its_words_and_harms_nothing(made):

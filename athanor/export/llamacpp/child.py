@@ -3,9 +3,9 @@
     python -P -m athanor.export.llamacpp.child
 
 The first line of its input is a job (`engine.Job` as JSON). It starts the server on a Unix socket and writes {"ready": …}
-or {"failed": "…"}. Each later line, {"id", "score": [arguments of Scorer.score]}, gets {"id", "scored": […]} or
-{"id", "failed": "…"}: log-probabilities of given tokens, which the server does not offer. It ends with its input and then
-removes the folder of the socket, which its owner can no longer do if it was killed.
+or {"failed": "…"}. Each later line, {"id", "score": [arguments of Scorer.score]}, gets {"id", "row": …} for each position
+and then {"id"}, or {"id", "failed": "…"}: log-probabilities of given tokens, which the server does not offer. It ends with
+its input and then removes the folder of the socket, which its owner can no longer do if it was killed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from athanor.export.llamacpp.scoring import Scorer
 from athanor.export.llamacpp.server import start_server
 
 
-def write(**row: Any) -> None:
-    print(json.dumps(row), flush=True)
-
-
 def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints is no answer
+
+    def write(**row: Any) -> None:
+        print(json.dumps(row), file=answers, flush=True)
+
     job = json.loads(sys.stdin.readline())
     path = job.pop("path")
     try:
@@ -44,7 +46,9 @@ def main() -> None:
         try:
             if scorer is None:
                 scorer = Scorer(path, **{name: job[name] for name in scored})
-            write(id=request["id"], scored=scorer.score(*request["score"]))
+            for row in scorer.score(*request["score"]):
+                write(id=request["id"], row=row)
+            write(id=request["id"])
         except AthanorError as error:
             write(id=request["id"], failed=str(error))
     socket = Path(job["socket"])

@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -32,9 +33,12 @@ INSTALL = "pip install xllamacpp"
 # `server.STEP_TOKENS` tokens takes a CPU a second for some 10 MB of weights.
 PROBE_SECONDS, SILENT_SECONDS, STEP_BYTES_PER_SECOND = 1.0, 4.0, 10e6
 START_SECONDS = 600.0  # a large file from a slow disk; a crash ends the wait at once
-MOST_ENDS = 2  # of engines, under one request: it is refused from then on
+MOST_ENDS, REFUSED_SECONDS = 2, 600.0  # of engines under one request, without its whole answer: it is refused so long
 LOG_BYTES = 2000
-LINE_BYTES = 1 << 26  # of a line with log-probabilities
+LINE_BYTES = 1 << 26  # of the log-probabilities of one position
+SOCKET_BYTES = 100  # of its path; the system takes 107, macOS 103
+# llama.cpp computes large batches on a card that it sees, whatever is said of layers.
+NO_ACCELERATOR = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1", "GGML_VK_VISIBLE_DEVICES": ""}
 
 
 @dataclass(frozen=True)
@@ -71,16 +75,17 @@ class Engine:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self._folder = Path(
-            tempfile.mkdtemp(prefix="athanor-engine-")
-        )  # 0700; a path of a socket has 107 bytes at most
+        long = len(os.fsencode(tempfile.gettempdir())) > SOCKET_BYTES - len("/athanor-engine-xxxxxxxx/engine.sock")
+        self._folder = Path(tempfile.mkdtemp(prefix="athanor-engine-", dir="/tmp" if long else None))  # 0700
         self.socket = str(self._folder / "engine.sock")
         self._process: asyncio.subprocess.Process | None = None
         self._starting = asyncio.Lock()
-        self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._answers: dict[int, asyncio.Future[list[Any]]] = {}
+        self._scoring = asyncio.Lock()
         self._numbers = itertools.count()
         self.under_way: Counter[str] = Counter()  # by digest
-        self._ends: Counter[str] = Counter()  # of engines under a request
+        self._ends: dict[str, list[float]] = {}  # times at which engines ended under a request
+        self._allowed = SILENT_SECONDS
         self._silent: asyncio.subprocess.Process | None = None  # the one that was killed last for it
         self._watching: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -103,7 +108,7 @@ class Engine:
 
     async def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """The answer of one of the server's other routes."""
-        async with self._request({"path": path, "body": body}):
+        async with self._request({**(body or {}), "path": path}):
             return await stream.ask(self.socket, path, body)
 
     async def metrics(self) -> str:
@@ -114,13 +119,20 @@ class Engine:
         """Rows of `scoring.Scorer.score`: [id, log-probability, [[id, log-probability] of the `top` likeliest]]."""
         asked = [list(ids), top, positions]
         async with self._request({"score": asked}):
+            await self._scoring.acquire()  # one at a time: what is cancelled while it waits is not computed
             number = next(self._numbers)
             answer = self._answers[number] = asyncio.get_running_loop().create_future()
-            await self._write({"id": number, "score": asked})
-            found = await answer
-            if "failed" in found:
-                raise InputError(found["failed"])
-            return list(found["scored"])
+            answer.add_done_callback(self._scored)
+            try:
+                await self._write({"id": number, "score": asked})
+            except stream.Lost as error:
+                self._fail(error)
+            return await asyncio.shield(answer)
+
+    def _scored(self, answer: asyncio.Future[list[Any]]) -> None:
+        self._scoring.release()
+        if not answer.cancelled():
+            answer.exception()  # nobody may wait for it any more
 
     async def close(self) -> None:
         self._closed = True
@@ -137,8 +149,11 @@ class Engine:
 
     @contextlib.asynccontextmanager
     async def _request(self, body: Mapping[str, Any]) -> AsyncGenerator[None]:
-        digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-        if self._ends[digest] >= MOST_ENDS:
+        content = {name: value for name, value in body.items() if name != "seed"}  # each try may have its own
+        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        now = time.monotonic()
+        self._ends = {one: times for one, times in self._ends.items() if times[-1] > now - REFUSED_SECONDS}
+        if len(self._ends.get(digest, ())) >= MOST_ENDS:
             what = f"{MOST_ENDS} engines ended under this very request"
             raise InputError(what, where="request", fix="change its settings or its text")
         await self._start()
@@ -152,17 +167,16 @@ class Engine:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1):  # its end is seen a moment later
                     await (process.wait() if process else asyncio.sleep(0))
+            # A SIGKILL that is not ours came from elsewhere.
+            if process is self._silent or (process and process.returncode not in (None, -signal.SIGKILL)):
+                self._ends.setdefault(digest, []).append(time.monotonic())
             raise EngineDied("the engine ended during the answer", fix="ask again") from None
         finally:
             self.under_way -= Counter([digest])
-            # A SIGKILL that is not ours came from elsewhere.
-            if process is not None and process.returncode is not None and not self._closed:
-                self._ends[digest] += process.returncode != -signal.SIGKILL or process is self._silent
 
     async def _watch(self) -> None:
         """Kill the engine when it does not say for some seconds what it does: a request can stop its one loop, while
         /health, which another thread answers, stays 200."""
-        allowed = max(SILENT_SECONDS, Path(self.job.path).stat().st_size / STEP_BYTES_PER_SECOND)
         silent, used = None, 0.0  # the process that has not answered, and its processor time before
         while self.under_way:
             await asyncio.sleep(PROBE_SECONDS)
@@ -171,12 +185,12 @@ class Engine:
             if process is not silent:
                 used = _processor_seconds(process.pid)
             try:
-                async with asyncio.timeout(allowed):
+                async with asyncio.timeout(self._allowed):
                     await stream.ask(self.socket, "/slots")
                 silent = None
             except TimeoutError:
                 # On a busy machine it may not have had its turn: that is no silence.
-                silent, computed = process, _processor_seconds(process.pid) - used > allowed / 2
+                silent, computed = process, _processor_seconds(process.pid) - used > self._allowed / 2
                 if process.returncode is None and (computed or not _wants_its_turn(process.pid)):
                     self._silent = process
                     process.kill()
@@ -191,12 +205,14 @@ class Engine:
                 raise InputError("the engine is closed", where=self.job.path)
             if self.alive:
                 return
+            with contextlib.suppress(OSError):
+                self._allowed = max(SILENT_SECONDS, os.stat(self.job.path).st_size / STEP_BYTES_PER_SECOND)
             Path(self.socket).unlink(missing_ok=True)  # a file that is left makes the start fail
             with (self._folder / "log").open("wb") as log:
                 self._process = await asyncio.create_subprocess_exec(
                     sys.executable, "-P", "-m", child.__name__,
                     stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log, limit=LINE_BYTES,
-                    env=child_environment(), start_new_session=True,
+                    env=child_environment() | ({} if self.job.accelerator else NO_ACCELERATOR), start_new_session=True,
                 )  # fmt: skip
             try:
                 await self._write({**asdict(self.job), "socket": self.socket})
@@ -204,6 +220,10 @@ class Engine:
                     line = await self._output.readline()
             except (TimeoutError, ConnectionError):
                 line = b""
+            except BaseException:  # the request was cancelled: half a start would be taken for an engine
+                self._process.kill()
+                await self._process.wait()
+                raise
             if not (said := json.loads(line) if line else {}).get("ready"):
                 self._process.kill()
                 await self._process.wait()
@@ -230,14 +250,29 @@ class Engine:
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         """Hand out what the process answers on its output, until it ends."""
         assert process.stdout is not None
-        while line := await process.stdout.readline():
-            row = json.loads(line)
-            if (answer := self._answers.pop(row["id"], None)) and not answer.done():
-                answer.set_result(row)
-        await process.wait()
+        rows: list[Any] = []  # of the one that is being answered
+        try:
+            while line := await process.stdout.readline():
+                said = json.loads(line)
+                if "row" in said:
+                    rows.append(said["row"])
+                    continue
+                if (answer := self._answers.pop(said["id"], None)) and not answer.done():
+                    if "failed" in said:
+                        answer.set_exception(InputError(said["failed"]))
+                    else:
+                        answer.set_result(rows)
+                rows = []
+            await process.wait()
+        finally:  # also after a line that is too long
+            if process.returncode is None:
+                process.kill()
+            self._fail(stream.Lost("the engine ended"))
+
+    def _fail(self, error: Exception) -> None:
         for answer in self._answers.values():
             if not answer.done():
-                answer.set_exception(stream.Lost("the engine ended"))
+                answer.set_exception(error)
         self._answers.clear()
 
     def _log_tail(self) -> str:

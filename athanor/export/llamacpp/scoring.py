@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from athanor.base.errors import InputError
@@ -102,6 +102,8 @@ class Scorer:
     ) -> None:
         self._library, self.context_tokens = (library := _library()), context_tokens
         model_params, params = library.llama_model_default_params(), library.llama_context_default_params()
+        if (found := ctypes.c_int32(model_params.words[GPU_LAYERS]).value) != -1:
+            raise _unknown(f"the number of layers on a card is {found}")
         if not accelerator:
             model_params.words[GPU_LAYERS] = 0
         model = library.llama_model_load_from_file(path.encode(), model_params)
@@ -114,6 +116,8 @@ class Scorer:
             for word in (FLASH_ATTENTION, *CACHE_TYPES):
                 params.words[word] = 0  # disabled, and fp32
         self._context = library.llama_init_from_model(model, params)
+        if not self._context:
+            raise InputError(f"no memory for {context_tokens:,} tokens", where=path)
         self._batch = library.llama_batch_init(context_tokens, 0, 1)
         self.vocab_size = library.llama_vocab_n_tokens(library.llama_model_get_vocab(model))
         if lora:
@@ -122,7 +126,7 @@ class Scorer:
             if not all(adapters) or library.llama_set_adapters_lora(self._context, adapters, len(lora), scales):
                 raise InputError("llama.cpp cannot add it", where=", ".join(lora))
 
-    def score(self, ids: Sequence[int], top: int = 0, positions: Sequence[int] | None = None) -> list[Scored]:
+    def score(self, ids: Sequence[int], top: int = 0, positions: Sequence[int] | None = None) -> Iterator[Scored]:
         """The ids at `positions` (1 or more; None for all after the first), each given those before it, with the `top`
         likeliest in its place."""
         import numpy as np
@@ -139,7 +143,6 @@ class Scorer:
             batch.logits[position] = position in asked
         if status := self._library.llama_decode(self._context, batch):
             raise InputError(f"llama.cpp could not compute it (status {status})", where="prompt")
-        scored = []
         for position in positions:
             row = self._library.llama_get_logits_ith(self._context, position - 1)
             logits_V = np.ctypeslib.as_array(row, (self.vocab_size,)).astype(np.float64)
@@ -147,5 +150,4 @@ class Scorer:
             logits_V -= np.log(np.exp(logits_V).sum())
             likeliest = np.argsort(-logits_V, kind="stable")[:top]
             tops = [(int(n), float(logits_V[n])) for n in likeliest]
-            scored.append(Scored(ids[position], float(logits_V[ids[position]]), tops))
-        return scored
+            yield Scored(ids[position], float(logits_V[ids[position]]), tops)
