@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import errno
 import ipaddress
+import logging
 import os
 import re
 import resource
@@ -114,6 +115,7 @@ def run(args: argparse.Namespace) -> int:
         f"open {address}/   (OpenAI's protocol: {address}/v1; Ctrl-C stops; restart it to list new experiments)",
         flush=True,
     )
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # each client that leaves early would be some lines
     config = uvicorn.Config(
         app, factory=True, http=Connection, log_level="error", timeout_graceful_shutdown=5, server_header=False, ws="none",
     )  # fmt: skip
