@@ -108,6 +108,13 @@ class Live(Address):
         return psutil.Process(self.process.pid).children()
 
 
+def said(reply: Any) -> str:
+    """The answer of a chat, whole or streamed."""
+    if isinstance(reply, dict):
+        return reply["choices"][0]["message"]["content"]
+    return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in reply if chunk["choices"])
+
+
 def streamed(lines: Iterator[bytes]) -> list[Any]:
     """The data of server-sent events."""
     return [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
