@@ -108,11 +108,12 @@ class Live(Address):
         return psutil.Process(self.process.pid).children()
 
 
-def said(reply: Any) -> str:
-    """The answer of a chat, whole or streamed."""
+def said(reply: Any, index: int = 0) -> str:
+    """An answer of a chat, whole or streamed."""
     if isinstance(reply, dict):
-        return reply["choices"][0]["message"]["content"]
-    return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in reply if chunk["choices"])
+        return reply["choices"][index]["message"]["content"]
+    choices = [choice for chunk in reply for choice in chunk["choices"] if choice["index"] == index]
+    return "".join(choice["delta"].get("content", "") for choice in choices)
 
 
 def streamed(lines: Iterator[bytes]) -> list[Any]:
