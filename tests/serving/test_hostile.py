@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import select
 import socket
 from urllib.parse import quote
 
@@ -18,9 +17,9 @@ from starlette.testclient import TestClient
 from athanor.catalog.discover import described
 from athanor.serving import app as application
 from athanor.serving import fields
-from athanor.serving.app import HEADERS, MOST_CONNECTIONS, AccessMiddleware, Connection, Server, build_app
+from athanor.serving.app import HEADERS, MOST_CONNECTIONS, Connection, Server, build_app
 from athanor.serving.models import Models
-from tests.serving.live import CHAT, PATIENCE, Live, said
+from tests.serving.live import CHAT, Live, said
 from tests.serving.parrot import PLAIN
 
 QUESTION = [{"role": "user", "content": PLAIN[0]}]
@@ -39,20 +38,15 @@ def answered(server) -> bool:
     return said(server.ask({"model": "parrot", "messages": QUESTION})[2]) == PLAIN[1]
 
 
-def closed(client) -> bool:
-    """Whether the other side closes the connection, after waiting for that."""
-    poll = select.poll()
-    poll.register(client, select.POLLHUP | select.POLLERR | select.POLLRDHUP)
-    return bool(poll.poll(PATIENCE * 1000))
-
-
 # -- the server under them -----------------------------------------------------------------------------------------
 
 
 def test_an_address_has_no_more_than_its_connections(server):
     with contextlib.ExitStack() as stack:
         many = [stack.enter_context(server.connect("127.0.0.2")) for _ in range(MOST_CONNECTIONS + 5)]
-        assert all(closed(client) for client in many[MOST_CONNECTIONS:])
+        for client in many[MOST_CONNECTIONS:]:
+            with contextlib.suppress(ConnectionResetError):
+                assert client.recv(1) == b""
         assert answered(server)
 
 
@@ -79,7 +73,10 @@ def test_a_reader_that_takes_nothing_loses_its_connection(monkeypatch):
         server.should_exit = True
 
     server = Server(uvicorn.Config(endless, http=Connection, lifespan="off"))
-    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as stalled:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as stalled,
+    ):
         stalled.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
         asyncio.run(server.serve([listener]))
 
@@ -110,12 +107,6 @@ def test_an_engine_killed_in_a_stream_is_an_error_there_and_the_next_answer_is_m
             received += client.recv(1 << 16)
     assert b"ask again" in received and b"server_error" in received and b"[DONE]" not in received
     assert server.ask({**LONG, "stream": False, "max_tokens": 2})[0] == 200
-
-
-def test_a_pattern_of_many_pieces_is_taken():
-    uuid = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
-    body = {"json_schema": {"type": "string", "pattern": uuid}}
-    assert fields.asked(body, fields.CHAT)[0][0]["json_schema"]["pattern"] == uuid
 
 
 # -- any request ---------------------------------------------------------------------------------------------------
@@ -231,25 +222,14 @@ NASTY = {
 
 
 @pytest.mark.parametrize("name", NASTY)
-def test_a_nasty_body_is_refused_in_one_line(app, name):
+def test_a_nasty_body_is_refused_in_one_line_and_the_next_request_answered(app, name):
     answer = app("POST", CHAT, NASTY[name], JSON)
     good_form(answer)
     message = answer.json()["error"]["message"]
     assert 400 <= answer.status_code < 500 and len(message) < 2000 and "\n" not in message
     assert ("pattern" in name) == ("patterns" in message)
-
-
-def test_after_all_of_it_the_server_answers(app):
     assert said(app("POST", CHAT, json.dumps({"messages": QUESTION}).encode(), JSON).json()) == PLAIN[1]
 
 
 def test_a_form_of_another_page_is_not_read(app):
     assert app("POST", CHAT, b"a=b", {"Content-Type": "application/x-www-form-urlencoded"}).status_code == 415
-
-
-def test_addresses_are_answered_where_others_reach_the_server():
-    gate = AccessMiddleware(None, key="", hosts=("box.local",), addresses=True)
-    for name in ("192.168.7.7:80", "[fe80::1]:80", "BOX.local"):
-        assert gate._refusal({"host": name}, "/") is None
-    for name in ("evil.example", "box.local.evil", "0x7f000001", "[evil]", ""):
-        assert gate._refusal({"host": name}, "/").status_code == 403
