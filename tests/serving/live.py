@@ -31,15 +31,13 @@ class Live:
     """A server in `folder`, started with `words`; leave the context to end it."""
 
     def __init__(self, folder: Path, *words: str, **more: str) -> None:
-        self.errors = (folder / "stderr.txt").open("w+")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "athanor", "serve", "--port", "0", *words],
-            cwd=folder,
-            env=environment(**more),
-            stdout=subprocess.PIPE,
-            stderr=self.errors,
-            text=True,
-        )
+        written = folder / "stderr.txt"
+        self.said = written.read_text  # to standard error
+        command = [sys.executable, "-m", "athanor", "serve", "--port", "0", *words]
+        with written.open("w") as errors:
+            self.process = subprocess.Popen(
+                command, cwd=folder, env=environment(**more), stdout=subprocess.PIPE, stderr=errors, text=True
+            )
         for line in self.process.stdout:
             if found := re.search(r"open http://(\S+):(\d+)/", line):
                 self.host, self.port = found[1], int(found[2])
@@ -58,7 +56,6 @@ class Live:
         finally:
             self.process.kill()
             self.process.stdout.close()
-            self.errors.close()
 
     def ask(self, body: Any, path: str = CHAT, **headers: str) -> tuple[int, set[str], Any]:
         """A POST, or a GET where body is None: status, names that were ignored, and the reply or a stream's list."""
@@ -79,10 +76,6 @@ class Live:
         data = json.dumps(body).encode()
         head = f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
         return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
-
-    def said(self) -> str:
-        """What it wrote to standard error."""
-        return Path(self.errors.name).read_text()
 
     def engines(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children()

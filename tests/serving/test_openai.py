@@ -21,11 +21,6 @@ from tests.serving.parrot import CODE, LONG, MARKDOWN, PLAIN, WHO
 RECORDED = json.loads((Path(__file__).parent / "client_requests.json").read_text(encoding="utf-8"))
 ASK = [{"role": "user", "content": PLAIN[0]}]
 COMPLETIONS, RESPONSES = "/v1/completions", "/v1/responses"
-SCHEMA = {
-    "type": "object",
-    "properties": {"bird": {"enum": ["parrot", "owl"]}, "legs": {"type": "integer", "minimum": 0, "maximum": 9}},
-    "required": ["bird", "legs"],
-}
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +65,9 @@ def user(text):
 @pytest.mark.parametrize("name", RECORDED["answered"])
 def test_a_request_is_answered_and_what_is_ignored_is_named(server, name, stream):
     recorded = RECORDED["answered"][name]
-    status, names, reply = server.ask({"messages": ASK, **recorded["body"], "stream": stream})
+    status, names, reply = server.ask(
+        {"messages": ASK, **recorded["body"], "stream": stream}, recorded.get("path", CHAT)
+    )
     assert (status, sorted(names)) == (200, recorded["ignored"])
     assert recorded.get("answer", PLAIN[1]) in (None, said(reply))
 
@@ -79,7 +76,9 @@ def test_a_request_is_answered_and_what_is_ignored_is_named(server, name, stream
 @pytest.mark.parametrize("name", RECORDED["refused"])
 def test_what_would_be_another_answer_is_refused_in_one_clear_line(server, name, stream):
     recorded = RECORDED["refused"][name]
-    error = ask(server, recorded.get("path", CHAT), 400, stream=stream, **recorded["body"])["error"]
+    error = ask(server, recorded.get("path", CHAT), recorded.get("status", 400), stream=stream, **recorded["body"])[
+        "error"
+    ]
     assert recorded["word"] in error["message"] and "\n" not in error["message"]
     assert error["type"] == "invalid_request_error"
     assert all(error[name] == recorded[name] for name in error.keys() & recorded.keys())
@@ -138,9 +137,7 @@ def test_several_answers_have_a_seed_each(server):
 
 
 def test_settings_reach_the_model(server, tokenizer):
-    first, pushed = tokenizer.encode(PLAIN[1])[0], tokenizer.encode(" parrot")[0]
-    (row,) = likely(ask(server, logprobs=True, top_logprobs=2, max_tokens=1))
-    assert said(ask(server, logit_bias={str(first): -100}, max_tokens=1)) == row["top_logprobs"][1]["token"]
+    (pushed,) = tokenizer.encode(" parrot")
     alone, *others = (
         said(ask(server, logit_bias={str(pushed): 40}, max_tokens=30, **more))
         for more in ({}, {"frequency_penalty": 2}, {"repeat_penalty": 100}, {"repetition_penalty": 100})
@@ -194,13 +191,9 @@ def test_an_echo_has_the_loglikelihood_of_each_token(server, tokenizer, model):
     assert alone["token_logprobs"] == found["token_logprobs"][:-1]
 
 
-def test_every_answer_is_of_the_schema(server):
-    options = {"temperature": 3.0, "seed": 1}
-    whole = ask(server, n=4, json_schema=SCHEMA, **options)
-    text = {"format": {"type": "json_schema", "name": "bird", "schema": SCHEMA}}
-    (part,) = ask(server, RESPONSES, input=PLAIN[0], text=text, **options)["output"][0]["content"]
-    for bird in map(json.loads, (part["text"], *(said(whole, index) for index in range(4)))):
-        assert list(bird) == ["bird", "legs"] and bird["bird"] in ("parrot", "owl") and bird["legs"] in range(10)
+def test_a_response_is_of_the_schema(server):
+    text = {"format": {"type": "json_schema", "name": "bird", "schema": {"const": "owl"}}}
+    assert ask(server, RESPONSES, input=PLAIN[0], text=text)["output"][0]["content"][0]["text"] == '"owl"'
 
 
 # -- errors --------------------------------------------------------------------------------------------------------
@@ -215,10 +208,3 @@ def test_the_oldest_exchanges_are_dropped_and_counted(server):
     turns = [turn for n in range(400) for turn in (*user(f"What is {n}?"), {"role": "assistant", "content": PLAIN[1]})]
     answer = ask(server, messages=[*turns, *ASK])
     assert 300 < answer["athanor"]["forgotten_exchanges"] < 400 and answer["usage"]["prompt_tokens"] < 512
-
-
-def test_what_is_not_here_is_said_in_words(server):
-    assert ask(server, expected=404, model="parot")["error"]["code"] == "model_not_found"
-    error = ask(server, "/v1/embeddings", 404)["error"]
-    assert error["code"] == "unknown_url" and CHAT in error["message"]
-    assert said(server.ask({"messages": ASK}, "/v1//chat/completions/")[2]) == PLAIN[1]

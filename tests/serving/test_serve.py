@@ -56,9 +56,8 @@ def test_a_key_is_asked_for_where_models_are(tmp_path, model, words, more):
     (tmp_path / "key").write_text("key-7!~\n")
     with Live(tmp_path, model, *words, **more) as server:
         for path, right in {"/v1/models": 200, "/api/state": 200, "/metrics": 200, "/nothing": 404}.items():
-            for sent in ("", "Bearer wrong", "key-7!~", "Basic key-7!~", "Bearer schlüssel".encode()):
-                assert server.ask(None, path, Authorization=sent)[0] == 401
-            assert server.ask(None, path, Authorization="bearer key-7!~")[0] == right
+            sent = ("", "Bearer wrong", "key-7!~", "Basic key-7!~", "Bearer schlüssel".encode(), "bearer key-7!~")
+            assert [server.ask(None, path, Authorization=one)[0] for one in sent] == [401] * 5 + [right]
         assert [server.ask(None, path)[0] for path in ("/", "/page/api.js", "/health")] == [200] * 3
 
 
@@ -106,7 +105,7 @@ def test_a_training_that_outlives_the_server_is_named(tmp_path):
         assert "the training on corrections continues; athanor stop ends it" in server.said()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_server_and_its_engines_also_with_a_stream_open(tmp_path, model, number):
     with Live(tmp_path, model, "--memory", "8") as server, server.connect() as client:
         client.sendall(server.raw(LONG))
@@ -117,5 +116,5 @@ def test_a_signal_ends_the_server_and_its_engines_also_with_a_stream_open(tmp_pa
             received = received[-4096:] + part
         server.process.wait(PATIENCE)
         assert engines and not psutil.wait_procs(engines, PATIENCE)[1]
-        assert number == signal.SIGKILL or b"server_error" in received
+        assert b"server_error" in received and b"ask again" in received and b"[DONE]" not in received
         assert "Traceback" not in server.said()
