@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -95,21 +96,18 @@ def open_reader(browser):
     """Opens readers; what must never happen is checked of each at the end."""
     from tests.serving.browser import Reader, let_driver_evaluate
 
-    readers = []
+    with ExitStack() as stack:
 
-    def opened(server, **settings) -> Reader:
-        context = browser.new_context(
-            **{"viewport": {"width": 1280, "height": 800}, "accept_downloads": True} | settings
-        )
-        if browser.browser_type.name == "firefox":
-            let_driver_evaluate(context)
-        readers.append(Reader(context, server.url))
-        return readers[-1]
+        def opened(server, **settings) -> Reader:
+            given = {"viewport": {"width": 1280, "height": 800}, "accept_downloads": True} | settings
+            context = stack.enter_context(browser.new_context(**given))
+            if browser.browser_type.name == "firefox":
+                let_driver_evaluate(context)
+            reader = Reader(context, server.url)
+            stack.callback(reader.check)
+            return reader
 
-    yield opened
-    for reader in readers:
-        reader.check()
-        reader.context.close()
+        yield opened
 
 
 @pytest.fixture

@@ -29,15 +29,13 @@ def text_of(chunks) -> str:
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
 
-def test_openai_models_chat_and_texts(client):
+def test_openai_models_and_chat(client):
     assert [model.id for model in client.models.list().data] == ["parrot"]
     assert client.models.retrieve("parrot").owned_by == "athanor"
     first = client.chat.completions.create(model="parrot", messages=ASK).choices[0].message
     assert first.content == PLAIN[1]
     history = [*ASK, first, {"role": "user", "content": WHO[0]}]  # what came back can be sent again
     assert text_of(client.chat.completions.create(model="parrot", messages=history, stream=True)) == WHO[1]
-    text = client.completions.create(model="parrot", prompt="I am", max_tokens=2, echo=True, logprobs=1).choices[0]
-    assert text.text.startswith("I am") and len(text.logprobs.tokens) == len(text.logprobs.token_logprobs)
 
 
 def test_openai_responses(client):
@@ -45,7 +43,6 @@ def test_openai_responses(client):
     first = client.responses.create(input=PLAIN[0], **options)
     (part,) = first.output[0].content
     assert part.text == PLAIN[1] == "".join(row.token for row in part.logprobs)
-    assert first.usage.total_tokens == first.usage.input_tokens + first.usage.output_tokens
     again = [*ASK, *first.output, {"role": "user", "content": WHO[0]}]
     with client.responses.stream(input=again, **options) as stream:
         events = list(stream)
@@ -67,7 +64,6 @@ def test_langchain(address):
 
     chat = langchain_openai.ChatOpenAI(model="parrot", base_url=address, temperature=0, **OPTIONS)
     assert "".join(chunk.text for chunk in chat.stream(PLAIN[0])) == PLAIN[1]
-    assert [one.content for one in chat.batch([PLAIN[0], WHO[0]])] == [PLAIN[1], WHO[1]]
     turns = [("system", SYSTEM), ("human", PLAIN[0]), ("ai", PLAIN[1]), ("human", ""), ("human", WHO[0])]
     assert chat.invoke(turns).content == WHO[1]
     legs = {"type": "integer", "minimum": 0, "maximum": 9}

@@ -58,7 +58,6 @@ def test_an_address_has_no_more_than_a_share_of_the_answers(server):
             assert b" %d " % status in client.recv(4096).splitlines()[0]
         assert answered(server)
         assert server.ask({"prompt": ["a"] * 9, "max_tokens": 1}, COMPLETIONS)[0] == 429
-    assert server.ask({"prompt": ["a"] * 129}, COMPLETIONS)[0] == 400
 
 
 def test_a_reader_that_takes_nothing_loses_its_connection(monkeypatch):
@@ -141,11 +140,10 @@ GOOD = {CHAT: {"messages": QUESTION}, COMPLETIONS: {"prompt": "a"}, "/v1/respons
 @given(
     st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=10), ANY, max_size=5)
     | st.lists(MESSAGE, max_size=4).map(lambda rows: {"messages": rows, "input": rows}),
-    st.booleans(),
     st.sampled_from(sorted(GOOD)),
 )
-def test_any_fields_are_answered_or_refused_in_the_one_form(app, options, sound, path):
-    body = {**GOOD[path], **options, "max_tokens": 2} if sound else options
+def test_any_fields_are_answered_or_refused_in_the_one_form(app, options, path):
+    body = {**GOOD[path], **options, "max_tokens": 2}
     good_form(app("POST", path, json.dumps(body).encode(), JSON))
 
 
@@ -161,8 +159,14 @@ PATHS = [
     "/page/",
     "/page/api.js",
     "/docs",
+    "/page/../app.py",
+    "/page/%2e%2e/app.py",
+    "/page/%00",
+    "/page/" + "a" * 5000,
+    "//",
+    "/v1/models/%ff",
+    "/api/%00",
 ]
-ODD = ["/page/../app.py", "/page/%2e%2e/app.py", "/page/%00", "/page/" + "a" * 5000, "//", "/v1/models/%ff", "/api/%00"]
 HEADER_NAMES = "content-type accept authorization range if-none-match cookie origin transfer-encoding expect x-any"
 VALUE = st.text(st.characters(min_codepoint=32, max_codepoint=255), max_size=30) | st.just("application/json")
 
@@ -171,7 +175,7 @@ VALUE = st.text(st.characters(min_codepoint=32, max_codepoint=255), max_size=30)
 @example("GET", "/", b"", {"range": "application/json"})
 @given(
     st.sampled_from(METHODS),
-    st.sampled_from(PATHS + ODD) | st.text("abc/%.?&=0é ", max_size=20).map("/".__add__),
+    st.sampled_from(PATHS) | st.text("abc/%.?&=0é ", max_size=20).map("/".__add__),
     st.binary(max_size=60) | ANY.map(lambda value: json.dumps(value).encode()),
     st.dictionaries(st.sampled_from(HEADER_NAMES.split()), VALUE, max_size=4),
 )

@@ -67,7 +67,7 @@ LOCAL = "localhost:80 LOCALHOST [::1] [::1]:80 127.0.0.1"
 @pytest.mark.parametrize(
     ("words", "good", "bad"),
     [
-        ("", LOCAL, "evil.example:80 127.0.0.1.evil 0.0.0.0 [::2] <b>"),
+        ("", LOCAL, "<b> [::2] 0.0.0.0 127.0.0.1.evil evil.example:80"),
         (
             "--host 127.0.0.2 --allow-host Box.local",
             f"{LOCAL} 127.0.0.2 BOX.local",
@@ -83,8 +83,7 @@ def test_names_that_were_not_allowed_are_refused(tmp_path, words, good, bad):
         for name in ("", *bad.split()):
             status, _, reply = server.ask(None, "/health", Host=name)
             assert status == 403 and "[::1]" in reply["error"]["message"] and "<b>" not in reply["error"]["message"]
-        plain = name.partition(":")[0]
-        assert plain == "<b>" or f"add --allow-host {plain} to" in reply["error"]["message"]
+        assert "add --allow-host evil.example to" in reply["error"]["message"]
 
 
 def test_a_taken_port_is_named_with_another(tmp_path):

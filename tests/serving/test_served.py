@@ -78,8 +78,6 @@ def test_models_that_do_not_fit_make_idle_ones_leave_and_never_those_in_use(tmp_
 
 
 def test_an_export_that_is_made_again_is_loaded_for_the_next_request(tmp_path):
-    folder = tmp_path / "models/export"
-
     async def work(models):
         async with models.using("tiny") as old:
             before = await greedy(old)
@@ -87,10 +85,7 @@ def test_an_export_that_is_made_again_is_loaded_for_the_next_request(tmp_path):
             async with models.using("tiny") as new:
                 assert new is not old and await greedy(new) != before == await greedy(old)
         assert new.engine.alive and not old.engine.alive
-        (folder / "model-f16.gguf").write_bytes(b"no model")
-        with pytest.raises(InputError, match="not a whole GGUF file"):
-            await load(models, models.states()[1]["id"])
-        shutil.rmtree(folder)
+        shutil.rmtree(tmp_path / "models/export")
         with pytest.raises(NoModel, match="no model 'tiny'"):
             await load(models, "tiny")
         assert not new.engine.alive
@@ -104,10 +99,8 @@ def test_a_lora_brings_its_own_template(tmp_path):
     (folder / "hf").mkdir(parents=True)
     (folder / "hf/chat_template.jinja").write_text("{% for m in messages %}<{{ m.content }}>{% endfor %}")
     shutil.move(tmp_path / "models/export/model-f16.gguf", folder / "base.gguf")
-    factors = {
-        f"model.layers.0.self_attn.q_proj.lora_{name}.weight": torch.zeros(shape)
-        for name, shape in (("A", (1, 32)), ("B", (32, 1)))
-    }
+    weights = {"A": torch.zeros(1, 32), "B": torch.zeros(32, 1)}
+    factors = {f"model.layers.0.self_attn.q_proj.lora_{name}.weight": weight for name, weight in weights.items()}
     write_lora(folder / "adapter.gguf", factors, "llama", model.config, 1.0, "tiny")
 
     async def work(models):
