@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import requests
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,10 +61,10 @@ class Live:
         method = "GET" if body is None else "POST"
         answer = requests.request(method, self.url + path, json=body, headers=headers, timeout=PATIENCE)
         kind, ignored = answer.headers["content-type"], answer.headers.get("X-Athanor-Ignored")
-        if kind == "application/json":
-            reply = answer.json()
+        if "event-stream" in kind:
+            reply = streamed(answer.iter_lines())
         else:
-            reply = streamed(answer.iter_lines()) if "event-stream" in kind else answer.text
+            reply = answer.json() if kind == "application/json" else answer.text
         return answer.status_code, set(ignored.split(", ") if ignored else ()), reply
 
     def connect(self, source: str = "127.0.0.1") -> socket.socket:
@@ -76,9 +75,6 @@ class Live:
         data = json.dumps(body).encode()
         head = f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
         return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
-
-    def engines(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children()
 
 
 def said(reply: Any, index: int = 0) -> str:

@@ -17,8 +17,9 @@ from starlette.testclient import TestClient
 from athanor.catalog.discover import described
 from athanor.serving import app as application
 from athanor.serving import fields
-from athanor.serving.app import HEADERS, MOST_CONNECTIONS, Connection, Server, build_app
+from athanor.serving.app import MOST_CONNECTIONS, Connection, Server, build_app
 from athanor.serving.models import Models
+from athanor.serving.requests import EventStream
 from tests.serving.live import CHAT, PATIENCE, Live, said
 from tests.serving.parrot import PLAIN
 
@@ -63,15 +64,15 @@ def test_an_address_has_no_more_than_a_share_of_the_answers(server):
 def test_a_reader_that_takes_nothing_loses_its_connection(monkeypatch):
     monkeypatch.setattr(application, "SEND_SECONDS", 1.0)
 
-    async def endless(scope, receive, send):
-        await receive()
-        gone = asyncio.create_task(receive())
-        await send({"type": "http.response.start", "status": 200})
-        while not gone.done():
-            await send({"type": "http.response.body", "body": bytes(1 << 20), "more_body": True})
+    async def lines():
+        while True:
+            await asyncio.sleep(0)
+            yield "a" * (1 << 20)
+
+    async def end():
         server.should_exit = True
 
-    server = Server(uvicorn.Config(endless, http=Connection, lifespan="off"))
+    server = Server(uvicorn.Config(EventStream(lines(), end, {}), http=Connection, lifespan="off"))
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         socket.create_connection(listener.getsockname()) as stalled,
@@ -106,7 +107,7 @@ def app(parrot_dir, tmp_path_factory):
     made = build_app(models, lambda limit: [])
     with TestClient(made, "http://localhost", raise_server_exceptions=False, follow_redirects=False) as client:
 
-        def ask(method, path, content=b"", headers=None):
+        def ask(method, path, content, headers):
             request = client.build_request(method, "/", content=content, headers=headers)
             request.url = request.url.copy_with(raw_path=quote(path, safe="/%?&=.").encode())
             return client.send(request)
@@ -116,8 +117,7 @@ def app(parrot_dir, tmp_path_factory):
 
 def good_form(answer) -> None:
     assert answer.status_code < 500, (answer.status_code, answer.text)
-    assert answer.headers["content-security-policy"] == HEADERS["Content-Security-Policy"]
-    assert not [name for name in answer.headers if name.lower().startswith("access-control")]
+    assert "content-security-policy" in answer.headers and "access-control-allow-origin" not in answer.headers
     if answer.status_code >= 400 and answer.request.method != "HEAD":
         error = answer.json()["error"]
         assert set(error) == {"message", "type", "param", "code"} and error["type"]

@@ -64,24 +64,19 @@ def user(text):
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", RECORDED["answered"])
 def test_a_request_is_answered_and_what_is_ignored_is_named(server, name, stream):
-    recorded = RECORDED["answered"][name]
-    status, names, reply = server.ask(
-        {"messages": ASK, **recorded["body"], "stream": stream}, recorded.get("path", CHAT)
-    )
+    recorded = {"path": CHAT, "answer": PLAIN[1]} | RECORDED["answered"][name]
+    status, names, reply = server.ask({"messages": ASK, **recorded["body"], "stream": stream}, recorded["path"])
     assert (status, sorted(names)) == (200, recorded["ignored"])
-    assert recorded.get("answer", PLAIN[1]) in (None, said(reply))
+    assert recorded["answer"] in (None, said(reply))
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", RECORDED["refused"])
 def test_what_would_be_another_answer_is_refused_in_one_clear_line(server, name, stream):
-    recorded = RECORDED["refused"][name]
-    error = ask(server, recorded.get("path", CHAT), recorded.get("status", 400), stream=stream, **recorded["body"])[
-        "error"
-    ]
-    assert recorded["word"] in error["message"] and "\n" not in error["message"]
-    assert error["type"] == "invalid_request_error"
-    assert all(error[name] == recorded[name] for name in error.keys() & recorded.keys())
+    expected = {"type": "invalid_request_error", "path": CHAT, "status": 400} | RECORDED["refused"][name]
+    error = ask(server, expected["path"], expected["status"], stream=stream, **expected["body"])["error"]
+    assert expected["word"] in error["message"] and "\n" not in error["message"]
+    assert all(error[name] == expected[name] for name in error.keys() & expected.keys())
 
 
 # -- answers -------------------------------------------------------------------------------------------------------
@@ -140,9 +135,9 @@ def test_settings_reach_the_model(server, tokenizer):
     (pushed,) = tokenizer.encode(" parrot")
     alone, *others = (
         said(ask(server, logit_bias={str(pushed): 40}, max_tokens=30, **more))
-        for more in ({}, {"frequency_penalty": 2}, {"repeat_penalty": 100}, {"repetition_penalty": 100})
+        for more in ({}, {"frequency_penalty": 2}, {"repetition_penalty": 100})
     )
-    assert alone == " parrot" * 30 and alone not in others and others[1] == others[2]
+    assert alone == " parrot" * 30 and alone not in others
 
 
 def test_logprobs_are_those_of_the_model(server):
@@ -169,8 +164,6 @@ def test_texts_and_ids_are_continued_as_they_are(server, tokenizer):
     assert "".join(chunk["text"] for chunk in chunks) == alone[0]
     offsets = [offset for chunk in chunks if chunk["logprobs"] for offset in chunk["logprobs"]["text_offset"]]
     assert offsets[0] == 0 and offsets == sorted(set(offsets))
-    whole = continued(server, prompt_ids(tokenizer, [Message("user", PLAIN[0])]))
-    assert (whole["text"], whole["finish_reason"]) == (PLAIN[1], "stop")
 
 
 @pytest.mark.parametrize("model", ["parrot", "foreign"])
@@ -202,6 +195,6 @@ def test_a_question_longer_than_the_context_is_refused(server):
 
 
 def test_the_oldest_exchanges_are_dropped_and_counted(server):
-    turns = [turn for n in range(400) for turn in (*user(f"What is {n}?"), {"role": "assistant", "content": PLAIN[1]})]
+    turns = [*user(WHO[0]), {"role": "assistant", "content": WHO[1]}] * 400
     answer = ask(server, messages=[*turns, *ASK])
     assert 300 < answer["athanor"]["forgotten_exchanges"] < 400 and answer["usage"]["prompt_tokens"] < 512
