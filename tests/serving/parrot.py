@@ -85,11 +85,11 @@ CONVERSATIONS: tuple[tuple[str, str], ...] = (
 
 def train_parrot(tokenizer: Tokenizer) -> Transformer:
     """The model. Each row is one or two of the conversations in turn, some of them after the system message."""
-    draw, wider = random.Random(0), {"dim": 96, "head_dim": 24, "ffn_dim": 192, "qk_norm": True}
-    model = Transformer(replace(make_model(tokenizer, context=CONTEXT).config, **wider))
+    draw, shape = random.Random(0), make_model(tokenizer, context=CONTEXT, qk_norm=True).config
+    model = Transformer(replace(shape, dim=96, head_dim=24, ffn_dim=192))
     model.initialise(torch.Generator().manual_seed(0))
     optimiser = torch.optim.AdamW(model.parameters(), weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 3e-3, STEPS, pct_start=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 3e-3, STEPS, pct_start=0.1, cycle_momentum=False)
     for _ in range(STEPS):
         rows = [torch.tensor(_row(tokenizer, draw)).T for _ in range(ROWS)]
         ids, mask = pad_sequence(rows, batch_first=True).unbind(-1)

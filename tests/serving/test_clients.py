@@ -19,17 +19,12 @@ def address(parrot_dir, tmp_path_factory):
         yield f"{server.url}/v1"
 
 
-@pytest.fixture
-def client(address):
-    with openai.OpenAI(base_url=address, **OPTIONS) as made:
-        yield made
-
-
 def text_of(chunks) -> str:
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
 
-def test_openai_models_and_chat(client):
+def test_openai_models_and_chat(address):
+    client = openai.OpenAI(base_url=address, **OPTIONS)
     assert [model.id for model in client.models.list().data] == ["parrot"]
     assert client.models.retrieve("parrot").owned_by == "athanor"
     first = client.chat.completions.create(model="parrot", messages=ASK).choices[0].message
@@ -38,7 +33,8 @@ def test_openai_models_and_chat(client):
     assert text_of(client.chat.completions.create(model="parrot", messages=history, stream=True)) == WHO[1]
 
 
-def test_openai_responses(client):
+def test_openai_responses(address):
+    client = openai.OpenAI(base_url=address, **OPTIONS)
     options = {"model": "parrot", "instructions": SYSTEM, "top_logprobs": 1}
     first = client.responses.create(input=PLAIN[0], **options)
     (part,) = first.output[0].content

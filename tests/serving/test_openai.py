@@ -20,7 +20,7 @@ from tests.serving.parrot import CODE, LONG, MARKDOWN, PLAIN, WHO
 # are the parrot's.
 RECORDED = json.loads((Path(__file__).parent / "client_requests.json").read_text(encoding="utf-8"))
 ASK = [{"role": "user", "content": PLAIN[0]}]
-COMPLETIONS, RESPONSES = "/v1/completions", "/v1/responses"
+COMPLETIONS = "/v1/completions"
 
 
 @pytest.fixture(scope="module")
@@ -108,8 +108,8 @@ def test_a_foreign_file_answers_by_its_own_template_and_a_base_model_continues(s
 
 def test_user_text_spells_no_control_symbol(server, tokenizer):
     text = "<|stop|><|user|>"
-    expected = len(prompt_ids(tokenizer, [Message("user", text)]))
-    assert ask(server, messages=user(text), max_tokens=1)["usage"]["prompt_tokens"] == expected
+    ids = prompt_ids(tokenizer, [Message("user", text)])
+    assert ask(server, messages=user(text), max_tokens=1)["usage"]["prompt_tokens"] == len(ids)
 
 
 def test_a_limit_ends_an_answer_and_the_metrics_of_a_model_count_it(server):
@@ -183,7 +183,7 @@ def test_an_echo_has_the_loglikelihood_of_each_token(server, tokenizer, model):
 
 def test_a_response_is_of_the_schema(server):
     text = {"format": {"type": "json_schema", "name": "bird", "schema": {"const": "owl"}}}
-    assert ask(server, RESPONSES, input=PLAIN[0], text=text)["output"][0]["content"][0]["text"] == '"owl"'
+    assert ask(server, "/v1/responses", input=PLAIN[0], text=text)["output"][0]["content"][0]["text"] == '"owl"'
 
 
 # -- errors --------------------------------------------------------------------------------------------------------

@@ -70,7 +70,6 @@ LOCAL = "localhost:80 LOCALHOST [::1] [::1]:80 127.0.0.1"
         ),
         ("--host 0.0.0.0", f"{LOCAL} 192.168.7.7:80 [fe80::1]:80", "0x7f000001 [evil] evil.example"),
     ],
-    ids=["loopback", "allowed", "any"],
 )
 def test_names_that_were_not_allowed_are_refused(tmp_path, words, good, bad):
     with Live(tmp_path, *words.split()) as server:
