@@ -61,8 +61,8 @@ def test_langchain(address):
     assert "".join(chunk.text for chunk in chat.stream(PLAIN[0])) == PLAIN[1]
     turns = [("system", SYSTEM), ("human", PLAIN[0]), ("ai", PLAIN[1]), ("human", ""), ("human", WHO[0])]
     assert chat.invoke(turns).content == WHO[1]
-    legs = {"type": "integer", "minimum": 0, "maximum": 9}
-    schema = {"title": "bird", "type": "object", "properties": {"legs": legs}, "required": ["legs"]}
+    legs = {"legs": {"type": "integer", "minimum": 0, "maximum": 9}}
+    schema = {"title": "bird", "type": "object", "properties": legs, "required": ["legs"]}
     assert chat.with_structured_output(schema, method="json_schema").invoke(PLAIN[0])["legs"] in range(10)
 
 
@@ -95,6 +95,6 @@ def test_lm_eval(address, parrot_dir, model, path, task, metric):
         "doc_to_text": "{{question}}",
         "target_delimiter": "",
     }
-    server = {"model": "parrot", "base_url": f"{address}/{path}", "tokenizer": str(parrot_dir)}
-    found = lm_eval.simple_evaluate(model, server, [task], apply_chat_template=True)
+    options = {"model": "parrot", "base_url": f"{address}/{path}", "tokenizer": str(parrot_dir)}
+    found = lm_eval.simple_evaluate(model, options, [task], apply_chat_template=True)
     assert found["results"]["parrot"][f"{metric},none"] == 1.0

@@ -30,8 +30,8 @@ LONG = {"model": "tiny", "messages": QUESTION, "max_tokens": 28_000, "stream": T
 
 @pytest.fixture(scope="module")
 def server(parrot_dir, endless, tmp_path_factory):
-    words = (f"--model={path}" for path in (parrot_dir, endless))
-    with Live(tmp_path_factory.mktemp("hostile"), *words, "--max-requests=8") as server:
+    words = (f"--model={parrot_dir}", f"--model={endless}", "--max-requests=8")
+    with Live(tmp_path_factory.mktemp("hostile"), *words) as server:
         yield server
 
 
@@ -104,8 +104,8 @@ def test_clients_that_stall_or_leave_hold_nobody_up(server):
 def app(parrot_dir, tmp_path_factory):
     """The application in this process, for many requests a second."""
     models = Models(lambda: [described(parrot_dir, "path", "here")], tmp_path_factory.mktemp("app"), 1 << 33)
-    made = build_app(models, lambda limit: [])
-    with TestClient(made, "http://localhost", raise_server_exceptions=False, follow_redirects=False) as client:
+    app = build_app(models, lambda limit: [])
+    with TestClient(app, "http://localhost", raise_server_exceptions=False, follow_redirects=False) as client:
 
         def ask(method, path, content, headers):
             request = client.build_request(method, "/", content=content, headers=headers)
@@ -131,7 +131,7 @@ ANY = st.recursive(
     max_leaves=12,
 )
 MESSAGE = st.dictionaries(st.sampled_from(["role", "content", "name", "tool_calls"]), ANY) | ANY
-FIELDS = [*fields.CHECKS, *fields.UNSUPPORTED, *fields.ALIASES, *fields.CHAT.own, *fields.RESPONSE.own, "prompt"]
+FIELDS = [*fields.CHECKS, *fields.UNSUPPORTED, *fields.ALIASES, *fields.CHAT.own, *fields.RESPONSE.own]
 QUICK = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 GOOD = {CHAT: {"messages": QUESTION}, COMPLETIONS: {"prompt": "a"}, "/v1/responses": {"input": "a"}}
 
@@ -143,7 +143,7 @@ GOOD = {CHAT: {"messages": QUESTION}, COMPLETIONS: {"prompt": "a"}, "/v1/respons
     st.sampled_from(sorted(GOOD)),
 )
 def test_any_fields_are_answered_or_refused_in_the_one_form(app, options, path):
-    body = {**GOOD[path], **options, "max_tokens": 2}
+    body = {**GOOD[path], "max_tokens": 2, **options}
     good_form(app("POST", path, json.dumps(body).encode(), JSON))
 
 

@@ -45,11 +45,11 @@ def test_what_cannot_be_started_says_why_in_one_line(tmp_path, words, told):
 
 
 @pytest.mark.parametrize(
-    ("words", "more"), [(("--api-key-file", "key"), {}), ((), {"ATHANOR_API_KEY": "key-7!~"})], ids=["file", "variable"]
+    ("words", "more"), [("--api-key-file key", {}), ("", {"ATHANOR_API_KEY": "key-7!~"})], ids=["file", "variable"]
 )
 def test_a_key_is_asked_for_where_models_are(tmp_path, words, more):
     (tmp_path / "key").write_text("key-7!~\n")
-    with Live(tmp_path, *words, **more) as server:
+    with Live(tmp_path, *words.split(), **more) as server:
         for path, right in {"/v1/models": 200, "/api/state": 200, "/metrics": 200, "/nothing": 404}.items():
             sent = ("", "Bearer wrong", "key-7!~", "Basic key-7!~", "Bearer schlüssel".encode(), "bearer key-7!~")
             assert [server.ask(None, path, Authorization=one)[0] for one in sent] == [401] * 5 + [right]
