@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import os
-import shutil
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from athanor.export.gguf_writer import write_gguf
-from athanor.export.source import load_source
+from athanor.catalog.convert import convert
 from tests.catalog import models_tiny
 from tests.evaluation.tiny import always_says, write_tiny_tokenizer
 from tests.serving.parrot import write_export, write_parts
@@ -26,13 +25,20 @@ def parrot_dir(parrot_parts, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def parrot_gguf(parrot_parts, tmp_path_factory) -> Path:
+def parrot_gguf(parrot_dir, tmp_path_factory) -> Path:
     """The parrot as a GGUF file, with its tokenizer in the same folder."""
-    path = tmp_path_factory.mktemp("parrot-gguf") / "parrot.gguf"
-    parts = (parrot_parts / "model", parrot_parts / "tokenizer")
-    write_gguf(path, load_source(*parts, "parrot", {"sft": "0" * 64}), "f32")
-    shutil.copy(parts[1] / "tokenizer.model", path.parent)
-    return path
+    folder = tmp_path_factory.mktemp("parrot-gguf") / "made"
+    convert(parrot_dir, folder)
+    return (folder / "model.gguf").rename(folder / "parrot.gguf")
+
+
+@pytest.fixture(scope="session")
+def endless(tmp_path_factory) -> Path:
+    """The export, named tiny, of a model that says one word until it is stopped."""
+    folder = tmp_path_factory.mktemp("endless")
+    tokenizer = write_tiny_tokenizer(folder / "tokenizer")
+    model = always_says(tokenizer, tokenizer.encode(" the")[0], 30_000)
+    return models_tiny.write_export(folder / "endless", model, tokenizer, folder / "tokenizer", types=("f32",))
 
 
 # -- the chat page in a browser --------------------------------------------------
@@ -65,20 +71,16 @@ def browser(request, playwright):
 
 
 @pytest.fixture(scope="module")
-def models(parrot_parts, tmp_path_factory) -> list[Path]:
-    """Of a checkout an export and its base model, an export more, one whose weights are gone, and one that says a word
-    until it is stopped."""
+def models(parrot_parts, endless, tmp_path_factory) -> list[Path]:
+    """Of a checkout an export and its base model, an export more, one whose weights are gone, and `endless`."""
     from tests.serving.browser import write_checkout
 
     folder = tmp_path_factory.mktemp("models")
-    tokenizer = write_tiny_tokenizer(folder / "tokenizer")
-    model = always_says(tokenizer, tokenizer.encode(" the")[0], 30_000)
-    models_tiny.write_export(folder / "endless", model, tokenizer, folder / "tokenizer", types=("f32",))
     for name in ("broken", "polly"):  # the newest comes first
         write_export(folder / name, parrot_parts, name)
     (folder / "broken/model.safetensors").unlink()
     export, base = write_checkout(folder / "checkout", parrot_parts)
-    return [export, *(folder / name for name in ("polly", "broken", "endless")), base]
+    return [export, folder / "polly", folder / "broken", endless, base]
 
 
 @pytest.fixture(scope="module")
@@ -94,21 +96,18 @@ def open_reader(browser):
     """Opens readers; what must never happen is checked of each at the end."""
     from tests.serving.browser import Reader, let_driver_evaluate
 
-    readers = []
+    with ExitStack() as stack:
 
-    def opened(server, **settings) -> Reader:
-        context = browser.new_context(
-            **{"viewport": {"width": 1280, "height": 800}, "accept_downloads": True} | settings
-        )
-        if browser.browser_type.name == "firefox":
-            let_driver_evaluate(context)
-        readers.append(Reader(context, server.url))
-        return readers[-1]
+        def opened(server, **settings) -> Reader:
+            given = {"viewport": {"width": 1280, "height": 800}, "accept_downloads": True} | settings
+            context = stack.enter_context(browser.new_context(**given))
+            if browser.browser_type.name == "firefox":
+                let_driver_evaluate(context)
+            reader = Reader(context, server.url)
+            stack.callback(reader.check)
+            return reader
 
-    yield opened
-    for reader in readers:
-        reader.check()
-        reader.context.close()
+        yield opened
 
 
 @pytest.fixture

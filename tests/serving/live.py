@@ -1,4 +1,4 @@
-"""Servers that tests speak to over a socket; `Live` is a real `athanor serve` in a process of its own."""
+"""A real `athanor serve` in a process of its own, for tests that speak to it over a socket."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ import signal
 import socket
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
+import requests
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 90.0  # seconds for what takes a moment on a quiet machine
@@ -28,62 +26,21 @@ def environment(**more: str) -> dict[str, str]:
     return kept | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ATHANOR_THREADS": "1"} | more
 
 
-class Address:
-    """Where a server listens."""
-
-    host, port = "127.0.0.1", 0
-
-    @property
-    def url(self) -> str:
-        return f"http://{self.host}:{self.port}"
-
-    def ask(self, body: Any, path: str = CHAT, **headers: str) -> tuple[int, set[str], Any]:
-        """A POST, or a GET where body is None: status, names that were ignored, and the reply or a stream's list."""
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json", **headers})
-        try:
-            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
-                names = {name for name in answer.headers.get("X-Athanor-Ignored", "").split(", ") if name}
-                if isinstance(body, dict) and body.get("stream"):
-                    return answer.status, names, streamed(iter(answer))
-                said = answer.read()
-                json_sent = answer.headers["content-type"] == "application/json"
-                return answer.status, names, json.loads(said) if json_sent else said.decode()
-        except urllib.error.HTTPError as error:
-            return error.code, set(), json.loads(error.read())
-
-    def connect(self, source: str = "127.0.0.1", receive_bytes: int = 0) -> socket.socket:
-        client = socket.socket()
-        client.settimeout(PATIENCE)
-        if receive_bytes:
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-        client.bind((source, 0))
-        client.connect((self.host, self.port))
-        return client
-
-    def raw(self, body: Any) -> bytes:
-        """A request to complete a chat, as bytes for `connect`."""
-        data = json.dumps(body).encode()
-        head = f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nContent-Type: application/json\r\n"
-        return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
-
-
-class Live(Address):
+class Live:
     """A server in `folder`, started with `words`; leave the context to end it."""
 
     def __init__(self, folder: Path, *words: str, **more: str) -> None:
-        self.errors = (folder / "stderr.txt").open("w+")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "athanor", "serve", "--port", "0", *words],
-            cwd=folder,
-            env=environment(**more),
-            stdout=subprocess.PIPE,
-            stderr=self.errors,
-            text=True,
-        )
+        written = folder / "stderr.txt"
+        self.said = written.read_text  # to standard error
+        command = [sys.executable, "-m", "athanor", "serve", "--port", "0", *words]
+        with written.open("w") as errors:
+            self.process = subprocess.Popen(
+                command, cwd=folder, env=environment(**more), stdout=subprocess.PIPE, stderr=errors, text=True
+            )
         for line in self.process.stdout:
             if found := re.search(r"open http://(\S+):(\d+)/", line):
                 self.host, self.port = found[1], int(found[2])
+                self.url = f"http://{self.host}:{self.port}"
                 break
         else:
             raise AssertionError(f"no server: {self.said()}")
@@ -98,14 +55,34 @@ class Live(Address):
         finally:
             self.process.kill()
             self.process.stdout.close()
-            self.errors.close()
 
-    def said(self) -> str:
-        """What it wrote to standard error."""
-        return Path(self.errors.name).read_text()
+    def ask(self, body: Any, path: str = CHAT, **headers: str) -> tuple[int, set[str], Any]:
+        """A POST, or a GET where body is None: status, names that were ignored, and the reply or a stream's list."""
+        method = "GET" if body is None else "POST"
+        answer = requests.request(method, self.url + path, json=body, headers=headers, timeout=PATIENCE)
+        kind, ignored = answer.headers["content-type"], answer.headers.get("X-Athanor-Ignored")
+        if "event-stream" in kind:
+            reply = streamed(answer.iter_lines())
+        else:
+            reply = answer.json() if kind == "application/json" else answer.text
+        return answer.status_code, set(ignored.split(", ") if ignored else ()), reply
 
-    def engines(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children()
+    def connect(self, source: str = "127.0.0.1") -> socket.socket:
+        return socket.create_connection((self.host, self.port), PATIENCE, (source, 0))
+
+    def raw(self, body: Any) -> bytes:
+        """A request to complete a chat, as bytes for `connect`."""
+        data = json.dumps(body).encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
+
+
+def said(reply: Any, index: int = 0) -> str:
+    """An answer of a chat, whole or streamed."""
+    if isinstance(reply, dict):
+        return reply["choices"][index]["message"]["content"]
+    choices = [choice for chunk in reply for choice in chunk["choices"] if choice["index"] == index]
+    return "".join(choice["delta"].get("content", "") for choice in choices)
 
 
 def streamed(lines: Iterator[bytes]) -> list[Any]:

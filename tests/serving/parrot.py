@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from athanor.base.artifacts import new_dir
 from athanor.export.huggingface import write_huggingface
@@ -82,49 +83,38 @@ CONVERSATIONS: tuple[tuple[str, str], ...] = (
 )
 
 
-def train_parrot(tokenizer: Tokenizer, seed: int = 0) -> Transformer:
+def train_parrot(tokenizer: Tokenizer) -> Transformer:
     """The model. Each row is one or two of the conversations in turn, some of them after the system message."""
-    draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
-    wider = {"dim": 96, "head_dim": 24, "ffn_dim": 192, "context_tokens": CONTEXT, "qk_norm": True}
-    model = Transformer(replace(make_model(tokenizer).config, **wider))
-    model.initialise(generator)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0)
-    for step in range(STEPS):
-        for group in optimiser.param_groups:
-            group["lr"] = 3e-3 * min(1.0, (step + 1) / 20) * min(1.0, 0.02 + (STEPS - step) / (STEPS * 0.5))
-        rows = [_row(tokenizer, draw) for _ in range(ROWS)]
-        width = max(len(ids) for ids, _ in rows)
-        ids = torch.tensor([row + [tokenizer.pad] * (width - len(row)) for row, _ in rows])
-        mask = torch.tensor([mask + [0] * (width - len(mask)) for _, mask in rows])
-        loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
-        weight = mask[:, 1:].flatten().float()
+    draw, shape = random.Random(0), make_model(tokenizer, context=CONTEXT, qk_norm=True).config
+    model = Transformer(replace(shape, dim=96, head_dim=24, ffn_dim=192))
+    model.initialise(torch.Generator().manual_seed(0))
+    optimiser = torch.optim.AdamW(model.parameters(), weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 3e-3, STEPS, pct_start=0.1, cycle_momentum=False)
+    for _ in range(STEPS):
+        rows = [torch.tensor(_row(tokenizer, draw)).T for _ in range(ROWS)]
+        ids, mask = pad_sequence(rows, batch_first=True).unbind(-1)
+        answers = ids.where(mask > 0, -100)  # which cross_entropy ignores
         optimiser.zero_grad()
-        ((loss * weight).sum() / weight.sum()).backward()
+        F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), answers[:, 1:].flatten()).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
+        schedule.step()
     return model.eval()
 
 
 def _row(tokenizer: Tokenizer, draw: random.Random) -> tuple[list[int], list[int]]:
     messages = [Message("system", SYSTEM)] if draw.random() < 0.3 else []
-    pairs = draw.choices([pair for pair in CONVERSATIONS if pair != LONG], k=draw.choice((1, 1, 2)))
-    if draw.random() < 0.07:
-        pairs[-1] = LONG
-    for question, answer in pairs:
-        messages += [Message("user", question), Message("assistant", answer)]
+    for pair in draw.sample(CONVERSATIONS, draw.choice((1, 1, 2))):
+        messages += map(Message, ("user", "assistant"), pair)
     return render(tokenizer, messages)
-
-
-def write_tokenizer_dir(path: Path) -> Tokenizer:
-    texts = [SYSTEM, *(text for pair in CONVERSATIONS for text in pair)] * 4
-    with new_dir(path) as folder:
-        write_tokenizer(folder, train(texts, replace(PARAMS, vocab_size=640)), {})
-    return Tokenizer.load(path)
 
 
 def write_parts(folder: Path) -> Path:
     """Train it: `folder` gets its weights and its tokenizer, from which `write_export` makes exports of any name."""
-    tokenizer = write_tokenizer_dir(folder / "tokenizer")
+    texts = [SYSTEM, *(text for pair in CONVERSATIONS for text in pair)] * 4
+    with new_dir(folder / "tokenizer") as made:
+        write_tokenizer(made, train(texts, replace(PARAMS, vocab_size=640)), {})
+    tokenizer = Tokenizer.load(folder / "tokenizer")
     save(folder / "model", train_parrot(tokenizer), tokenizer)
     return folder
 

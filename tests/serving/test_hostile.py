@@ -2,55 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
-import os
-import select
-import signal
 import socket
-import time
 from urllib.parse import quote
 
 import pytest
+import uvicorn
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
+from athanor.catalog.discover import described
 from athanor.serving import app as application
 from athanor.serving import fields
-from athanor.serving.app import HEADERS, MOST_CONNECTIONS, AccessMiddleware, build_app
-from tests.serving.fake_models import FakeModels, Running, endless, parrot, said  # noqa: F401
-from tests.serving.live import CHAT, PATIENCE
+from athanor.serving.app import MOST_CONNECTIONS, Connection, Server, build_app
+from athanor.serving.models import Models
+from athanor.serving.requests import EventStream
+from tests.serving.live import CHAT, PATIENCE, Live, said
 from tests.serving.parrot import PLAIN
 
 QUESTION = [{"role": "user", "content": PLAIN[0]}]
 COMPLETIONS, JSON = "/v1/completions", {"Content-Type": "application/json"}
-LONG = {"model": "endless", "messages": QUESTION, "max_tokens": 28_000, "stream": True}
+LONG = {"model": "tiny", "messages": QUESTION, "max_tokens": 28_000, "stream": True}
 
 
-@pytest.fixture
-def server(parrot, endless, request):
-    options = getattr(request, "param", {})
-    with Running(FakeModels({"parrot": parrot, "endless": endless}), **options) as running:
-        yield running
+@pytest.fixture(scope="module")
+def server(parrot_dir, endless, tmp_path_factory):
+    words = (f"--model={parrot_dir}", f"--model={endless}", "--max-requests=8")
+    with Live(tmp_path_factory.mktemp("hostile"), *words) as server:
+        yield server
 
 
 def answered(server) -> bool:
     return said(server.ask({"model": "parrot", "messages": QUESTION})[2]) == PLAIN[1]
-
-
-def closed(client) -> bool:
-    """Whether the other side closes the connection, after waiting for that."""
-    poll = select.poll()
-    poll.register(client, select.POLLHUP | select.POLLERR | select.POLLRDHUP)
-    return bool(poll.poll(PATIENCE * 1000))
-
-
-def meanwhile(server, busy) -> None:
-    """A good client is answered again and again until nothing is `busy` any more."""
-    deadline = time.monotonic() + PATIENCE
-    while busy():
-        assert answered(server) and time.monotonic() < deadline
 
 
 # -- the server under them -----------------------------------------------------------------------------------------
@@ -59,33 +45,40 @@ def meanwhile(server, busy) -> None:
 def test_an_address_has_no_more_than_its_connections(server):
     with contextlib.ExitStack() as stack:
         many = [stack.enter_context(server.connect("127.0.0.2")) for _ in range(MOST_CONNECTIONS + 5)]
-        assert all(closed(client) for client in many[MOST_CONNECTIONS:])
+        for client in many[MOST_CONNECTIONS:]:
+            with contextlib.suppress(ConnectionResetError):
+                assert client.recv(1) == b""
         assert answered(server)
 
 
-@pytest.mark.parametrize("server", [{"most_waiting": 8}], indirect=True)
 def test_an_address_has_no_more_than_a_share_of_the_answers(server):
     with contextlib.ExitStack() as stack:
-        for _ in range(2):
-            client = stack.enter_context(server.connect("127.0.0.2"))
+        for status in (200, 200, 429):
+            client = stack.enter_context(server.connect("127.0.0.3"))
             client.sendall(server.raw(LONG))
-            assert client.recv(4096)
-        third = stack.enter_context(server.connect("127.0.0.2"))
-        third.sendall(server.raw(LONG))
-        assert b" 429 " in third.recv(4096).splitlines()[0]
+            assert b" %d " % status in client.recv(4096).splitlines()[0]
         assert answered(server)
         assert server.ask({"prompt": ["a"] * 9, "max_tokens": 1}, COMPLETIONS)[0] == 429
-    assert server.ask({"prompt": ["a"] * 129}, COMPLETIONS)[0] == 400
 
 
-def test_a_reader_that_takes_nothing_loses_its_connection(server, monkeypatch):
+def test_a_reader_that_takes_nothing_loses_its_connection(monkeypatch):
     monkeypatch.setattr(application, "SEND_SECONDS", 1.0)
-    server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
-    with server.connect(receive_bytes=1024) as stalled:
-        stalled.sendall(server.raw(LONG))
-        assert stalled.recv(1)
-        port = stalled.getsockname()[1]
-        meanwhile(server, lambda: port in [one.client[1] for one in list(server.server.server_state.connections)])
+
+    async def lines():
+        while True:
+            await asyncio.sleep(0)
+            yield "a" * (1 << 20)
+
+    async def end():
+        server.should_exit = True
+
+    server = Server(uvicorn.Config(EventStream(lines(), end, {}), http=Connection, lifespan="off"))
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as stalled,
+    ):
+        stalled.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        asyncio.run(asyncio.wait_for(server.serve([listener]), PATIENCE))
 
 
 def test_clients_that_stall_or_leave_hold_nobody_up(server):
@@ -96,40 +89,25 @@ def test_clients_that_stall_or_leave_hold_nobody_up(server):
                 stack.enter_context(server.connect()).sendall(part)
         assert answered(server)
     for stream in (True, False):
-        with server.connect() as client:
+        with server.connect("127.0.0.4") as client:
             client.sendall(server.raw({**LONG, "stream": stream}))
             if stream:
                 assert client.recv(4096)
-    meanwhile(server, lambda: server.models.all["endless"].engine.under_way)
-
-
-def test_an_engine_killed_in_a_stream_is_an_error_there_and_the_next_answer_is_made(server):
-    with server.connect() as client:
-        client.sendall(server.raw(LONG))
-        received = client.recv(4096)
-        os.kill(server.models.all["endless"].engine.pid, signal.SIGKILL)
-        while b'"error"' not in received:
-            received += client.recv(1 << 16)
-    assert b"ask again" in received and b"server_error" in received and b"[DONE]" not in received
-    assert server.ask({**LONG, "stream": False, "max_tokens": 2})[0] == 200
-
-
-def test_a_pattern_of_many_pieces_is_taken():
-    uuid = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
-    body = {"json_schema": {"type": "string", "pattern": uuid}}
-    assert fields.asked(body, fields.CHAT)[0][0]["json_schema"]["pattern"] == uuid
+    while 'requests_processing{model="tiny"} 0\n' not in server.ask(None, "/metrics")[2]:
+        assert answered(server)
 
 
 # -- any request ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def app(parrot):
+def app(parrot_dir, tmp_path_factory):
     """The application in this process, for many requests a second."""
-    made = build_app(FakeModels({"parrot": parrot}), lambda limit: [])
-    with TestClient(made, "http://localhost", raise_server_exceptions=False, follow_redirects=False) as client:
+    models = Models(lambda: [described(parrot_dir, "path", "here")], tmp_path_factory.mktemp("app"), 1 << 33)
+    app = build_app(models, lambda limit: [])
+    with TestClient(app, "http://localhost", raise_server_exceptions=False, follow_redirects=False) as client:
 
-        def ask(method, path, content=b"", headers=None):
+        def ask(method, path, content, headers):
             request = client.build_request(method, "/", content=content, headers=headers)
             request.url = request.url.copy_with(raw_path=quote(path, safe="/%?&=.").encode())
             return client.send(request)
@@ -139,11 +117,11 @@ def app(parrot):
 
 def good_form(answer) -> None:
     assert answer.status_code < 500, (answer.status_code, answer.text)
-    assert answer.headers["content-security-policy"] == HEADERS["Content-Security-Policy"]
-    assert not [name for name in answer.headers if name.lower().startswith("access-control")]
+    assert "content-security-policy" in answer.headers and "access-control-allow-origin" not in answer.headers
     if answer.status_code >= 400 and answer.request.method != "HEAD":
         error = answer.json()["error"]
-        assert set(error) == {"message", "type", "param", "code"} and error["message"] and error["type"]
+        assert set(error) == {"message", "type", "param", "code"} and error["type"]
+        assert 0 < len(error["message"]) < 2000 and "\n" not in error["message"]
 
 
 NUMBERS = st.integers() | st.integers(-(10**400), 10**400) | st.floats(allow_subnormal=False)
@@ -153,7 +131,7 @@ ANY = st.recursive(
     max_leaves=12,
 )
 MESSAGE = st.dictionaries(st.sampled_from(["role", "content", "name", "tool_calls"]), ANY) | ANY
-FIELDS = [*fields.CHECKS, *fields.UNSUPPORTED, *fields.ALIASES, *fields.CHAT.own, *fields.RESPONSE.own, "prompt"]
+FIELDS = [*fields.CHECKS, *fields.UNSUPPORTED, *fields.ALIASES, *fields.CHAT.own, *fields.RESPONSE.own]
 QUICK = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 GOOD = {CHAT: {"messages": QUESTION}, COMPLETIONS: {"prompt": "a"}, "/v1/responses": {"input": "a"}}
 
@@ -162,11 +140,10 @@ GOOD = {CHAT: {"messages": QUESTION}, COMPLETIONS: {"prompt": "a"}, "/v1/respons
 @given(
     st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=10), ANY, max_size=5)
     | st.lists(MESSAGE, max_size=4).map(lambda rows: {"messages": rows, "input": rows}),
-    st.booleans(),
     st.sampled_from(sorted(GOOD)),
 )
-def test_any_fields_are_answered_or_refused_in_the_one_form(app, options, sound, path):
-    body = {**GOOD[path], **options, "max_tokens": 2} if sound else options
+def test_any_fields_are_answered_or_refused_in_the_one_form(app, options, path):
+    body = {**GOOD[path], "max_tokens": 2, **options}
     good_form(app("POST", path, json.dumps(body).encode(), JSON))
 
 
@@ -182,8 +159,14 @@ PATHS = [
     "/page/",
     "/page/api.js",
     "/docs",
+    "/page/../app.py",
+    "/page/%2e%2e/app.py",
+    "/page/%00",
+    "/page/" + "a" * 5000,
+    "//",
+    "/v1/models/%ff",
+    "/api/%00",
 ]
-ODD = ["/page/../app.py", "/page/%2e%2e/app.py", "/page/%00", "/page/" + "a" * 5000, "//", "/v1/models/%ff", "/api/%00"]
 HEADER_NAMES = "content-type accept authorization range if-none-match cookie origin transfer-encoding expect x-any"
 VALUE = st.text(st.characters(min_codepoint=32, max_codepoint=255), max_size=30) | st.just("application/json")
 
@@ -192,7 +175,7 @@ VALUE = st.text(st.characters(min_codepoint=32, max_codepoint=255), max_size=30)
 @example("GET", "/", b"", {"range": "application/json"})
 @given(
     st.sampled_from(METHODS),
-    st.sampled_from(PATHS + ODD) | st.text("abc/%.?&=0é ", max_size=20).map("/".__add__),
+    st.sampled_from(PATHS) | st.text("abc/%.?&=0é ", max_size=20).map("/".__add__),
     st.binary(max_size=60) | ANY.map(lambda value: json.dumps(value).encode()),
     st.dictionaries(st.sampled_from(HEADER_NAMES.split()), VALUE, max_size=4),
 )
@@ -204,53 +187,27 @@ def asking(more: str, content: str = "a") -> bytes:
     return f'{{"messages": [{{"role": "user", "content": "{content}"}}], {more}}}'.encode()
 
 
-def pattern(text: str) -> bytes:
-    return asking(f'"json_schema": {{"type": "string", "pattern": "{text}"}}')
-
-
 NASTY = {
     "deep": asking('"x": ' + "[" * 100_000 + "]" * 100_000),
     "deep schema": asking('"json_schema": ' + '{"a":' * 900 + "1" + "}" * 900),
     "huge int": asking('"max_tokens": ' + "9" * 5000),
     "huge float": asking('"temperature": 1e999'),
     "nan": asking('"temperature": NaN'),
-    "surrogate": asking('"n": 1', "\\ud800"),
-    "surrogate stop": asking('"stop": "\\udc00"'),
     "bytes": asking('"n": 1', "XX").replace(b"XX", b"\xff\xfe"),
     "utf-16": '{"messages": []}'.encode("utf-16"),
     "large": asking('"n": 1', "a" * (2 << 20)),
     "long": asking('"n": 1', "a" * 900_000),
     "long for it": asking('"n": 1', "a" * 200_000),
-    "stops": asking('"stop": ["' + '","'.join(["a"] * 17) + '"]'),
-    "last n": asking('"dry_multiplier": 1, "dry_penalty_last_n": 2147483647'),
-    "samplers": asking('"samplers": ["top_k", "bogus"]'),
-    "pattern": pattern("^(a{1000}){1000}$"),
-    "pattern in depth": pattern("^((((a{9}){9}){9}){9}){9}$"),
-    "pattern of a large number": pattern("(a{99999999999999999999})"),
-    "grammar": asking('"grammar": "root ::= ((a{99}){99}){99}"'),
 }
 
 
 @pytest.mark.parametrize("name", NASTY)
-def test_a_nasty_body_is_refused_in_one_line(app, name):
+def test_a_nasty_body_is_refused_and_the_next_request_answered(app, name):
     answer = app("POST", CHAT, NASTY[name], JSON)
     good_form(answer)
-    message = answer.json()["error"]["message"]
-    assert 400 <= answer.status_code < 500 and len(message) < 2000 and "\n" not in message
-    assert ("pattern" in name) == ("patterns" in message)
-
-
-def test_after_all_of_it_the_server_answers(app):
+    assert 400 <= answer.status_code < 500
     assert said(app("POST", CHAT, json.dumps({"messages": QUESTION}).encode(), JSON).json()) == PLAIN[1]
 
 
 def test_a_form_of_another_page_is_not_read(app):
     assert app("POST", CHAT, b"a=b", {"Content-Type": "application/x-www-form-urlencoded"}).status_code == 415
-
-
-def test_addresses_are_answered_where_others_reach_the_server():
-    gate = AccessMiddleware(None, key="", hosts=("box.local",), addresses=True)
-    for name in ("192.168.7.7:80", "[fe80::1]:80", "BOX.local"):
-        assert gate._refusal({"host": name}, "/") is None
-    for name in ("evil.example", "box.local.evil", "0x7f000001", "[evil]", ""):
-        assert gate._refusal({"host": name}, "/").status_code == 403
