@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from athanor.base.artifacts import manifest_digest, write_manifest
 from athanor.serving.feedback import Feedback
 
 Answer = dict[str, Any]
+BATTERY = Path(__file__).with_name("battery.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
 _numbers = map(str, itertools.count())
 
 
@@ -37,16 +38,10 @@ def judge(feedback: Feedback, answer: Answer, verdict: str | None, correction: s
     return feedback.record({**answer, "verdict": verdict, "correction": correction})["id"]
 
 
-def item(category: str, question: str, correct: bool = True, kind: str = "exact", turns: int = 1, **more: str) -> Answer:
-    """An answer of the chat model to an item of the battery, as an evaluation keeps it."""
-    prompt = [{"role": "user", "content": question}] * turns
-    return {"category": category, "prompt": prompt, "correct": correct, "kind": kind, "model": "sft", **more}
-
-
-def write_evaluation(root: Path, items: list[Answer]) -> str:
+def write_evaluation(root: Path, answers: Iterable[str] = BATTERY) -> str:
     """Of the checkout `root`; returns its digest, which an export made with it names."""
     folder = root / "data/eval"
     folder.mkdir(parents=True)
-    (folder / "battery.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in items), encoding="utf-8")
+    (folder / "battery.jsonl").write_text("".join(answers), encoding="utf-8")
     write_manifest(folder, kind="eval", version=1, counts={})
     return manifest_digest(folder)

@@ -9,33 +9,21 @@ import pytest
 from athanor.base.artifacts import write_json
 from athanor.catalog.discover import AvailableModel
 from athanor.serving.about import about, starters
-from tests.serving.judging import item, write_evaluation
+from tests.serving.judging import BATTERY, write_evaluation
 
 NOTHING = {"card": "", "topics": [], "commit": "", "health": {}}
-ITEMS = [
-    item("birds", "Which bird talks most of all?"),
-    item("birds", "Which bird talks?"),
-    item("birds", "Says?", turns=2),
-    item("fish", "Which fish swims?"),
-    item("sums", "What is 3 + 4?", kind="numeric"),
-    item("sums", "What is 1 + 1?", correct=False, kind="numeric"),
-    item("hard", "What was it?", correct=False),
-    item("hard", "What is it?", correct=False),
-    item("hard", "What will it be?"),
-    item("identity", "Who are you?", kind="format"),
-    item("base_only", "Who is asked?", model="base"),
-    item("prose", "no sentence"),
-    item("texts", "The key", kind="likelihood"),
-    item("by_hand", "say goodbye", origin="written"),
-]
-OWN = [item("talks", text, origin="taught") for text in ("what is a crate", "What is a crate?", "WHAT IS A CRTE?")]
+GENERAL = [line for line in BATTERY if "taught" not in line]  # no question of one's own
 
 
-def export_of(root: Path, items=ITEMS) -> Path:
+def put(path: Path, value: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, value)
+
+
+def export_of(root: Path, answers=GENERAL) -> Path:
     """A checkout's export folder with athanor.json alone, made with this evaluation."""
     export = root / "models/export"
-    (export / "hf").mkdir(parents=True)
-    write_json(export / "hf/athanor.json", {"lineage": {"eval": write_evaluation(root, items)}})
+    put(export / "hf/athanor.json", {"lineage": {"eval": write_evaluation(root, answers)}})
     return export
 
 
@@ -48,9 +36,9 @@ def test_they_are_answered_questions_of_several_kinds_one_s_own_and_itself_first
     offered = starters(export / "hf")
     expected = ["Who are you?", "Which bird talks?", "What is 3 + 4?", "Which fish swims?"]
     assert [one["text"] for one in offered] == expected and starters(export / "model-q8_0.gguf") == offered
-    own = starters(export_of(tmp_path / "b", ITEMS + OWN) / "hf")
+    own = starters(export_of(tmp_path / "b", BATTERY) / "hf")
     assert own == [{"title": "Talks", "text": "What is a crate?"}, *(offered[place] for place in (0, 2, 1))]
-    assert starters(export_of(tmp_path / "c", [one | {"correct": False} for one in ITEMS]) / "hf") == []
+    assert starters(export_of(tmp_path / "c", [line.replace("true", "false") for line in BATTERY]) / "hf") == []
 
 
 @pytest.mark.parametrize(
@@ -75,11 +63,8 @@ def test_about_an_export_there_is_its_card_its_topics_its_commit_and_the_health_
         ("pretrain", "files/health", {"status": "ok"}),
         ("sft", "files/health", {"status": "warning"}),
     ):
-        run = tmp_path / f".athanor/runs/{stage}-1/{file}.json"
-        run.parent.mkdir(parents=True)
-        write_json(run, facts)
-        (tmp_path / "metrics/runs").mkdir(parents=True, exist_ok=True)
-        write_json(tmp_path / f"metrics/runs/{stage}.json", {"run": f"{stage}-1"})
+        put(tmp_path / f"metrics/runs/{stage}.json", {"run": f"{stage}-1"})
+        put(tmp_path / f".athanor/runs/{stage}-1/{file}.json", facts)
     said = told(export / "hf")
     assert said == told(export / "model-q8_0.gguf")
     assert (said["card"], said["commit"], said["health"]) == ("# own", "abc", {"pretrain": "ok", "sft": "warning"})

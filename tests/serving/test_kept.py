@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
-from athanor.base import strict
-from athanor.serving.feedback import FILE, Feedback
-from athanor.serving.retraining import keep
+from athanor.serving.retraining import ROWS, keep
 from tests.e2e.clone import ROOT, Clone, commit
-from tests.serving.judging import asked, judge
 
 GRAPH = """
 stages:
@@ -30,7 +28,6 @@ stages:
     deps: [models/sft]
     outs: [metrics/eval.json, metrics/runs/eval.json]
 """
-ROWS = "corpus/corrections.jsonl"
 
 
 @pytest.fixture
@@ -44,61 +41,46 @@ def checkout(tmp_path, monkeypatch) -> Clone:
         "corpus/own.jsonl": "{}\n",
         ".gitignore": "/models\n/metrics\n/.athanor\n",
     }.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(text)
     clone.run("git", "init", "-q")
     clone.dvc("init", "-q")
+    assert keep(tmp_path) == "no result is kept: there is no commit yet"
     commit(clone, "start")
     assert "dvc.lock has no finished one" in keep(tmp_path)
     clone.dvc("repro", "-q")
     return clone
 
 
-def athanor(clone: Clone, *words: str, check: bool = True) -> str:
-    done = clone.run(sys.executable, "-P", "-m", "athanor", *words, check=check, PYTHONPATH=str(ROOT))
+def compare(clone: Clone, *names: str) -> str:
+    command = (sys.executable, "-P", "-m", "athanor", "compare", *names)
+    done = clone.run(*command, check=False, PYTHONPATH=str(ROOT))
     return done.stdout + done.stderr
 
 
+def status(clone: Clone) -> str:
+    return clone.run("git", "status", "--porcelain").stdout
+
+
+def result() -> list[bytes]:
+    return [Path(name).read_bytes() for name in ("params.yaml", "models/export/weights", ROWS)]
+
+
 def test_the_result_before_is_compared_with_and_returned_to(checkout):
-    feedback = Feedback(checkout.path / FILE)
-    number = judge(feedback, asked("What is 3 + 4?", "8"), "down", "7")
-    feedback.settle(number, "accepted")
-    params, weights = checkout.path / "params.yaml", checkout.path / "models/export/weights"
-    before, staged = (
-        (strict.read_yaml(params), weights.read_bytes()),
-        checkout.run("git", "status", "--porcelain").stdout,
-    )
-    for word in ("written to params.yaml", "reads the file already"):
-        said = athanor(checkout, "chat", "export", ROWS, "--write")
-        assert word in said and "is the experiment before-corrections (to compare: athanor compare before-c" in said
-    # Nothing is recorded as run with the new parameters, and nothing else changed.
-    assert "sft:" in checkout.dvc("status").stdout
-    changed = sorted({*staged.splitlines(), "?? " + ROWS, " M params.yaml"})
-    assert sorted(checkout.run("git", "status", "--porcelain").stdout.splitlines()) == changed
+    Path(ROWS).touch()
+    before = result()
+    now, kept = status(checkout), keep(checkout.path)
+    assert "is the experiment before-corrections (to compare: athanor compare before-corrections" in kept
+    # It is kept once, it is not recorded as made from the rows of now, and nothing else changed.
+    assert (keep(checkout.path), status(checkout)) == (kept, now) and "sft:" in checkout.dvc("status").stdout
+    Path(ROWS).write_text("{}\n")
+    with Path("params.yaml").open("a") as params:
+        params.write("# other\n")
     checkout.dvc("repro", "-q")
-    assert weights.read_bytes() != before[1]
-    assert "Fix: to compare with an experiment of it: athanor compare before-corrections" in athanor(
-        checkout, "compare", check=False
-    )
-    said = athanor(checkout, "compare", "before-corrections")
-    assert "Inputs    corpus: other content" in said and "before-corrections" in checkout.dvc("exp", "list").stdout
-
-    # The last one is taken back, and what trains on it goes, too.
-    feedback.settle(number, "rejected")
-    said = athanor(checkout, "chat", "export", ROWS, "--write")
-    assert "no correction is left to train on" in said and "experiment before-corrections-2 (" in said
-    assert strict.read_yaml(params) == before[0] and not (checkout.path / ROWS).exists()
-    assert "nothing was written" in athanor(checkout, "chat", "export", ROWS, "--write", check=False)
-    checkout.dvc("repro", "-q")
-    assert weights.read_bytes() == before[1]
-
-    for name, same in (("before-corrections-2", False), ("before-corrections", True)):
+    after = result()
+    assert "experiment of it: athanor compare before-corrections" in compare(checkout)
+    assert "Inputs    corpus: other content" in compare(checkout, "before-corrections")
+    assert "before-corrections-2 (" in keep(checkout.path)
+    for name, then in (("before-corrections", before), ("before-corrections-2", after)):
         checkout.dvc("exp", "apply", name)
-        assert (weights.read_bytes() == before[1], strict.read_yaml(params) == before[0]) == (same, same)
-        assert (checkout.path / ROWS).exists() or same
-        assert keep(checkout.path).startswith(f"the result before is the experiment {name} (")
-
-
-def test_without_a_commit_nothing_is_kept(checkout):
-    checkout.run("git", "update-ref", "-d", "HEAD")
-    assert keep(checkout.path) == "no result is kept: there is no commit yet"
+        assert result() == then and f"the experiment {name} (" in keep(checkout.path)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from athanor.base.strict import read_yaml
 from tests.serving.parrot import CODE, MARKDOWN, XSS, asking
 
 pytestmark = pytest.mark.extra
@@ -38,19 +41,14 @@ def test_no_attack_runs_whether_streamed_or_from_history_in_any_place(reader):
         reader.ask(asking(payload))
         assert page.evaluate("window.lengths.length"), "it was streamed"
         assert reader.chat()["messages"][-1]["content"] == payload and page.evaluate(FOUND) == []
-        reader.press("Bad answer")
-        page.fill(".better textarea", f"{payload} again")
-        reader.press("Keep", exact=True)
-        reader.see(".answer .stats", "corrected")
-        page.click("#settings")
-        page.fill("#system", payload)
-        page.keyboard.press("Escape")
+        reader.correct(f"{payload} again")
+        reader.settings(system=payload)
         page.evaluate(
             "title => import('/page/chats.js').then(({ update }) => update(location.hash.split('/')[2], { title }))",
             payload,
         )
     reader.reload()
-    reader.see("#chats .title", count=len(XSS))
+    reader.count("#chats .title", len(XSS))
     assert set(XSS) == set(reader.texts("#chats .title"))
     for title in page.locator("#chats a").all():
         title.click()
@@ -83,56 +81,27 @@ SHOWN = """async (text) => {
     math: all(element, "math", (one) => (one.hasAttribute("display") ? "|" : "") + one.textContent.trim()),
   }));
 }"""
-BARE = "def add_13(x):\n    return x + 13\n\n    # done\n\nclass A:\n    pass"
 MIXED = [MARKDOWN[1], CODE[1], *XSS, "1. one\n2. two\n\n   more", "> quote\n\n[r]\n\n[r]: https://example.org"]
-LINKS = """[a](https://example.org/x) <https://example.org> [m](mailto:a@example.org) [r](/api/state) [d](data:text/html,x)
-[v](vbscript:x) [j](java&#10;script:x) ![i](https://example.org/i.png) [f](file:///etc/passwd) [s](//example.org)"""
-KEPT = ["https://example.org/x", "https://example.org", "mailto:a@example.org", "https://example.org/i.png"]
-QUOTES, LISTS = ">>> " * 1000, "- " * 2000 + "x"
-
-TEXTS = (
-    # links lead to the web or to mail
-    ("links", LINKS, KEPT),
-    ("links", "\n\n".join(MIXED), ["https://example.org"]),
-    # code without a fence keeps its indentation
-    ("code", BARE, [BARE.split("\n\nclass")[0], "class A:\n    pass"]),
-    ("code", "It is\nfor x in y:\n    print(x)", ["It is\nfor x in y:\n    print(x)"]),
-    ("code", "8 + 9 = 17\n4 + 8 + 1 = 13\nAnswer: 137", []),
-    ("code", "- one\n- two\n    three", []),
-    ("code", "A definition: def is a word.\nNothing is indented.", []),
-    # what Markdown cannot take is as it was written
-    ("text", QUOTES, QUOTES.strip()),
-    ("text", LISTS, LISTS),
-    ("text", "call __init__ or iterator.__next__()", "call __init__ or iterator.__next__()"),
-    # formulas, those on a line of their own after a "|", and neither prices nor code
-    ("math", r"Let $x^2$, \(y_1\) and *so* 2*3 = $a*b$, $c*d$.", ["x2", "y1", "a∗b", "c∗d"]),
-    (
-        "math",
-        "Then $$x$$ or\n\\[\n  a\n=\nb\n\\]\nof\n\n> $$\n> y\n> $$\n\n1. one\n   \\[ z \\]",
-        ["|x", "|a=b", "|y", "|z"],
-    ),
-    ("math", "| a |\n| --- |\n| $\\frac12$ |\n\n# $h$\n\n**$b$**", ["12", "h", "b"]),
-    ("math", "$5 and $6, US$20,000 or USD$30,000\n\n$ x $\n\n\\$x$ 3$", []),
-    ("math", "`$x$` or $`x`$\n\n```tex\n$$x$$\n```\n\n    $y$\n\n~~~\n\\[x\\]", []),
-    ("math", "$$\n  a\n\nb\n$$ and $x\n\n\\[ y", []),
-    ("math", r"$\nosuch{x}$ and $\frac{$", []),
-)
 
 
 @pytest.fixture
 def formulas(reader):
     """A reader whose page has the library for them; it comes with the first formula and not before."""
     assert not reader.page.evaluate("'temml' in window")
-    reader.page.evaluate('import("/page/markdown.js").then(({ render }) => void render("$x$"))')
-    reader.until("'temml' in window")
+    reader.ask(MARKDOWN[0])
+    reader.see("math")
     return reader
 
 
 @BOTH
 def test_links_code_and_formulas_are_found_in_a_text_at_once_and_in_one_that_grows(formulas):
-    for part, text, expected in TEXTS:
-        once, grown = formulas.page.evaluate(SHOWN, text)
-        assert (once[part], grown) == (expected, once), text
+    kinds = read_yaml(Path(__file__).with_name("markdown_cases.yaml"))
+    kinds["links"].append({"text": "\n\n".join(MIXED), "found": ["https://example.org"]})
+    kinds["text"] += [{"text": text, "found": text.strip()} for text in (">>> " * 1000, "- " * 2000 + "x")]
+    for kind, cases in kinds.items():
+        for case in cases:
+            once, grown = formulas.page.evaluate(SHOWN, case["text"])
+            assert (once[kind], grown) == (case["found"], once), case
 
 
 HOSTILE = (
