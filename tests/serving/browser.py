@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 from playwright.sync_api import Browser, BrowserContext, Playwright, Route, expect
 
@@ -90,7 +91,9 @@ def let_driver_evaluate(context: BrowserContext) -> None:
 
     def answer(route: Route) -> None:
         response = route.fetch()
-        policy = response.headers["content-security-policy"].replace("script-src 'self'", "script-src 'self' 'unsafe-eval'")
+        policy = response.headers["content-security-policy"].replace(
+            "script-src 'self'", "script-src 'self' 'unsafe-eval'"
+        )
         route.fulfill(response=response, headers=response.headers | {"content-security-policy": policy})
 
     context.route(re.compile(r"/$"), answer)
@@ -103,24 +106,21 @@ class Reader:
         context.add_init_script(SCRIPT)
         context.set_default_timeout(PATIENCE)
         self.url, self.context, self.page = f"{url}/", context, context.new_page()
-        self.errors: list[object] = []
+        self.elsewhere: list[str] = []  # addresses of other hosts
         self.sent: list[dict] = []  # bodies of requests for answers
-        self.page.on("pageerror", lambda error: self.errors.append(error))
-        self.page.on("console", self._console)
         self.page.on("request", self._request)
         self.page.goto(self.url)
         self.page.bring_to_front()  # Firefox gives only one window the focus
 
-    def _console(self, message) -> None:
-        # A refused connection is what some tests are about; the browser writes it here as well.
-        if message.type in ("error", "warning") and not message.text.startswith("Failed to load resource"):
-            self.errors.append(message.text)
-
     def _request(self, request) -> None:
         if not request.url.startswith((self.url, f"blob:{self.url}", "data:")):
-            self.errors.append(request.url)
+            self.elsewhere.append(request.url)
         if request.url.endswith("/answers"):
             self.sent.append(request.post_data_json)
+
+    def __getattr__(self, name: str) -> Any:
+        """What any page can do."""
+        return getattr(self.page, name)
 
     def reload(self) -> None:
         self.page.reload()
@@ -142,7 +142,8 @@ class Reader:
     def value(self, selector: str, value: str) -> None:
         expect(self.page.locator(selector)).to_have_value(value)
 
-    def press(self, name: Text) -> None:
+    def push(self, name: Text) -> None:
+        """Click a button."""
         self.page.get_by_role("button", name=name, exact=True).last.click()
 
     def choose(self, button: str, item: str) -> None:
@@ -158,13 +159,6 @@ class Reader:
         self.page.locator("#chats li", has_text=title).first.hover()
         self.choose(f"#chats li:has-text('{title}') button", item)
 
-    def settings(self, **values: object) -> None:
-        """Write these into the fields of the settings of this chat."""
-        self.page.click("#settings")
-        for name, value in values.items():
-            self.page.fill(f"#{name}", str(value))
-        self.page.keyboard.press("Escape")
-
     def ask(self, text: str, *, wait: bool = True) -> None:
         self.page.fill("#question", text)
         self.page.press("#question", "Enter")
@@ -174,23 +168,6 @@ class Reader:
     def answered(self) -> None:
         """Until nothing is being answered any more."""
         self.count("#stop, .answer.live", 0)
-
-    def correct(self, text: str) -> None:
-        """Say what the last answer should have been."""
-        self.press("Bad answer")
-        self.page.fill(".better textarea", text)
-        self.press("Keep")
-        self.see(".answer .stats", "corrected")
-
-    def continued(self, button: str) -> None:
-        """The only answer, of the model that says a word until it is stopped, gets longer and keeps its beginning."""
-        (said,) = self.texts()
-        assert said.startswith("the")
-        self.press(button)
-        self.see(".answer", re.compile(rf"{said}( the){{20}}"))
-        self.press("Stop the answer")
-        self.answered()
-        assert [message["role"] for message in self.chat()["messages"]] == ["user", "assistant"]
 
     def texts(self, selector: str = ".answer .prose") -> list[str]:
         return [text.strip() for text in self.page.locator(selector).all_inner_texts()]
@@ -206,5 +183,8 @@ class Reader:
 
     def check(self) -> None:
         """Nothing ran that was not ours, nothing broke, and nothing was asked of another host."""
-        assert (self.page.evaluate("window.attacks"), self.errors) == ([], [])
+        assert [*self.page.evaluate("window.attacks"), *self.elsewhere, *self.page.page_errors()] == []
+        # A refused connection is what some tests are about; the browser writes it here as well.
+        written = [one.text for one in self.page.console_messages() if one.type in ("error", "warning")]
+        assert [text for text in written if not text.startswith("Failed to load resource")] == []
         assert [page.url for page in self.context.pages] == [self.page.url]

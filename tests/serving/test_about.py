@@ -68,9 +68,8 @@ def test_about_an_export_there_is_its_card_its_topics_its_commit_and_the_health_
     said = told(export / "hf")
     assert said == told(export / "model-q8_0.gguf")
     assert (said["card"], said["commit"], said["health"]) == ("# own", "abc", {"pretrain": "ok", "sft": "warning"})
-    topics = {topic["name"]: (topic["taught"], topic["question"]) for topic in said["topics"]}
-    assert topics["sums"] == (True, "What is 3 + 4?") and topics["by_hand"] == (False, "say goodbye")
-    assert topics["texts"] == (False, "The key")
+    topics = {(topic["name"], topic["taught"], topic["question"]) for topic in said["topics"]}
+    assert topics > {("sums", True, "What is 3 + 4?"), ("by_hand", False, "say goodbye"), ("texts", False, "The key")}
     (tmp_path / "data/eval/manifest.json").unlink()
     assert told(export / "hf") == NOTHING | {"card": "# own"}
 

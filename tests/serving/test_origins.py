@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 
 import pytest
@@ -12,6 +11,7 @@ from athanor.base.errors import InputError
 from athanor.catalog.discover import AvailableModel
 from athanor.cli import trace
 from athanor.runtime.journal import Journal
+from athanor.runtime.locks import lock
 from athanor.serving import origins
 from athanor.serving.retraining import FOLDER, LOCK
 
@@ -34,7 +34,5 @@ def test_a_training_at_work_is_the_reason_and_its_end_the_fix(tmp_path, monkeypa
     with pytest.raises(InputError, match=r"running here \(sft\)"):  # in a terminal, too
         trace._tracer()
     journal.close("FAILED")
-    (tmp_path / FOLDER).mkdir()
-    with (tmp_path / FOLDER / LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with os.fdopen(lock(tmp_path / FOLDER / LOCK, print)):
         refused(r"a training is running here \(athanor repro\)")

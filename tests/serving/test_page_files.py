@@ -16,6 +16,9 @@ def test_each_vendored_file_is_the_one_in_the_list_and_comes_with_its_licence():
     rows = re.findall(row, (VENDOR / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
     names = {"README.md"}
     for name, licence, digest in rows:
-        assert hashlib.sha256((VENDOR / name).read_bytes()).hexdigest() == digest and (VENDOR / licence).stat().st_size > 700
+        assert (
+            hashlib.sha256((VENDOR / name).read_bytes()).hexdigest() == digest
+            and (VENDOR / licence).stat().st_size > 700
+        )
         names |= {name, licence}
     assert names == {path.name for path in VENDOR.iterdir()}
