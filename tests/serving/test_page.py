@@ -23,9 +23,6 @@ pytestmark = pytest.mark.extra
 BOTH = pytest.mark.parametrize("browser", ["chromium", "firefox"], indirect=True)
 
 
-# -- asking and answering --------------------------------------------------------
-
-
 @BOTH
 def test_an_answer_is_shown_as_markdown_and_copied_as_it_was_written(reader):
     reader.ask(MARKDOWN[0])
@@ -47,12 +44,12 @@ def test_an_answer_is_shown_as_markdown_and_copied_as_it_was_written(reader):
 @BOTH
 def test_answering_again_and_asking_in_other_words_make_variants_to_leaf_through(reader):
     reader.ask(PLAIN[0])
-    for button, place in (("Answer again", "2/2"), ("Answer again", "3/3"), ("Another at 0.7", "4/4")):
+    for button, place in (("Answer again", "2/2"), ("Another at 0.7", "3/3")):
         reader.push(button)
         reader.see(".answer .arrows", place)
         reader.answered()
     reader.push("Variant before")
-    reader.see(".answer .arrows", "3/4")
+    reader.see(".answer .arrows", "2/3")
     reader.locator(".message.user").hover()
     reader.push("Edit the question")
     reader.fill("textarea.edit", WHO[0])
@@ -156,9 +153,6 @@ def test_a_model_of_this_checkout_says_what_it_was_taught_and_where_an_answer_is
     reader.see(".origins", "is not known")
 
 
-# -- chats ----------------------------------------------------------------------------
-
-
 @BOTH
 def test_chats_are_found_renamed_exported_deleted_and_imported(reader):
     title = "Sums in Python"
@@ -166,7 +160,6 @@ def test_chats_are_found_renamed_exported_deleted_and_imported(reader):
     reader.new_chat()
     reader.ask(WHO[0])
     reader.go_back()
-    reader.see("#chats .current .title", CODE[0])
     reader.chat_menu(CODE[0], "Rename")
     reader.fill(".rename", title)
     reader.press(".rename", "Enter")
@@ -214,9 +207,6 @@ def test_what_is_typed_while_an_answer_is_made_stays_with_its_chat(reader):
     reader.keyboard.press("Escape")
     reader.reload()
     reader.value("#question", "and then")
-
-
-# -- feedback -------------------------------------------------------------------------
 
 
 def test_a_correction_is_kept_by_the_server_accepted_and_exported(reader):
@@ -277,9 +267,6 @@ def test_a_training_is_started_from_the_corrections_and_its_end_is_told_after_a_
         for number in numbers:
             feedback.settle(number, "rejected")
         reader.see("#retraining .primary:enabled", "Train without them")
-
-
-# -- what goes wrong ------------------------------------------------------------------
 
 
 def test_a_model_that_fails_says_why_and_the_question_is_not_lost(reader):

@@ -108,10 +108,6 @@ def checkout(tmp_path, monkeypatch) -> Clone:
     return clone
 
 
-def status(clone: Clone) -> str:
-    return clone.run("git", "status", "--porcelain").stdout
-
-
 def result() -> list[bytes]:
     return [Path(name).read_bytes() for name in ("params.yaml", "models/export/weights", ROWS)]
 
@@ -119,10 +115,12 @@ def result() -> list[bytes]:
 def test_the_result_before_is_compared_with_and_returned_to(checkout):
     Path(ROWS).touch()
     before = result()
-    now, kept = status(checkout), keep(checkout.path)
+    status = ("git", "status", "--porcelain")
+    now, kept = checkout.run(*status).stdout, keep(checkout.path)
     assert "is the experiment before-corrections (to compare: athanor compare before-corrections" in kept
     # It is kept once, it is not recorded as made from the rows of now, and nothing else changed.
-    assert (keep(checkout.path), status(checkout)) == (kept, now) and "sft:" in checkout.dvc("status").stdout
+    assert (keep(checkout.path), checkout.run(*status).stdout) == (kept, now)
+    assert "sft:" in checkout.dvc("status").stdout
     Path(ROWS).write_text("{}\n")
     with Path("params.yaml").open("a") as params:
         params.write("# other\n")
