@@ -59,6 +59,7 @@ def test_answering_again_and_asking_in_other_words_make_variants_to_leaf_through
     assert [*reader.texts(".bubble"), *reader.texts()] == list(WHO)
     reader.locator(".user .arrows button").first.click()
     reader.see(".bubble", PLAIN[0])
+    assert reader.chat()["sampling"] == {}  # 0.7 was of one answer; and what was chosen is stored by now
     reader.reload()
     reader.see(".bubble", PLAIN[0])
 
@@ -252,7 +253,7 @@ def test_a_training_is_started_from_the_corrections_and_its_end_is_told_after_a_
         assert '"It is six."' in (root / ROWS).read_text() and ROWS in (root / "params.yaml").read_text()
         with os.fdopen(lock(root / FOLDER / LOCK, print)):  # as if one were at work
             (root / FOLDER / LOG).write_text("sft 20 %")
-            reader.reload()
+            reader.page.reload()
             reader.see("#retraining", "answers meanwhile")
             reader.see("#retraining pre", "sft 20 %")
             reader.push("Stop")

@@ -15,7 +15,6 @@ from athanor.serving.models import Models
 from athanor.serving.page_api import page_routes
 from athanor.serving.retraining import FOLDER, LOCK, Retraining
 from tests.serving.judging import asked
-from tests.serving.parrot import PLAIN
 
 
 def serving(root, path=None, retraining=None):
@@ -27,7 +26,7 @@ def serving(root, path=None, retraining=None):
 
 @pytest.fixture
 def client(parrot_gguf, tmp_path):
-    with serving(tmp_path, parrot_gguf, Retraining(tmp_path, tmp_path / "feedback.jsonl")) as client:
+    with serving(tmp_path, parrot_gguf, Retraining(tmp_path, tmp_path)) as client:
         yield client
 
 
@@ -45,7 +44,7 @@ def test_a_request_that_cannot_be_met_is_refused_with_what_is_wrong(client):
 
 
 def test_what_was_said_in_a_deleted_chat_is_forgotten(client):
-    judged = {**asked(*PLAIN), "verdict": "down", "correction": "seven"}
+    judged = {**asked("What is 3 + 4?", "8"), "verdict": "down", "correction": "seven"}
     assert client.put("/api/feedback", json=judged).json()["status"] == "candidate"
     assert client.delete("/api/feedback", params={"chat": judged["chat"]}).status_code == 204
     assert client.get("/api/corrections").json() == {"corrections": []}
