@@ -87,7 +87,7 @@ new MutationObserver(() => {
 
 
 def let_driver_evaluate(context: BrowserContext) -> None:
-    """Allows `eval` beside what the page's own policy allows: Firefox asks that policy also about playwright's code."""
+    """Allow `eval` in addition to what the page's own policy allows: Firefox applies that policy to playwright's code, too."""
 
     def answer(route: Route) -> None:
         response = route.fetch()
@@ -119,7 +119,7 @@ class Reader:
             self.sent.append(request.post_data_json)
 
     def __getattr__(self, name: str) -> Any:
-        """What any page can do."""
+        """Do what any page can do."""
         return getattr(self.page, name)
 
     def reload(self) -> None:
@@ -183,8 +183,8 @@ class Reader:
 
     def check(self) -> None:
         """Nothing ran that was not ours, nothing broke, and nothing was asked of another host."""
-        assert [*self.page.evaluate("window.attacks"), *self.elsewhere, *self.page.page_errors()] == []
+        assert [*self.page.evaluate("window.attacks"), *self.elsewhere, *self.page.page_errors(filter="all")] == []
         # A refused connection is what some tests are about; the browser writes it here as well.
-        written = [one.text for one in self.page.console_messages() if one.type in ("error", "warning")]
+        written = [one.text for one in self.page.console_messages(filter="all") if one.type in ("error", "warning")]
         assert [text for text in written if not text.startswith("Failed to load resource")] == []
         assert [page.url for page in self.context.pages] == [self.page.url]

@@ -1,4 +1,4 @@
-"""Feedback as the page sends it, with the conversation that it knows; and the evaluation of an export."""
+"""Feedback as the page sends it, with the conversation that it knows, and an evaluation as its stage writes it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def judge(feedback: Feedback, answer: dict, verdict: str | None, correction: str
 
 
 def write_evaluation(root: Path, answers: Iterable[str] = BATTERY) -> str:
-    """Of the checkout `root`; returns its digest, which an export made with it names."""
+    """Write the evaluation of the checkout `root`; returns its digest, which an export made with it names."""
     folder = root / "data/eval"
     folder.mkdir(parents=True)
     (folder / "battery.jsonl").write_text("".join(answers), encoding="utf-8")

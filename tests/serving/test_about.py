@@ -1,4 +1,4 @@
-"""What an evaluation says of a model: questions to begin with, and the page's panel about it."""
+"""Facts about a model from its evaluation: questions to begin with, and the page's panel."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def export_of(root: Path, answers=GENERAL) -> Path:
     return export
 
 
-def told(path: Path) -> dict:
+def panel(path: Path) -> dict:
     return about(path, AvailableModel("own", "own", str(path), "path", 0.0))
 
 
@@ -52,7 +52,7 @@ def test_they_are_answered_questions_of_several_kinds_one_s_own_and_itself_first
 def test_nothing_comes_from_an_evaluation_of_other_weights_or_a_broken_one(tmp_path, file, text):
     path = export_of(tmp_path) / "hf"
     (tmp_path / file).write_text(text)
-    assert starters(path) == [] == told(path)["topics"]
+    assert starters(path) == [] == panel(path)["topics"]
 
 
 def test_about_an_export_there_is_its_card_its_topics_its_commit_and_the_health_of_its_training(tmp_path):
@@ -65,16 +65,16 @@ def test_about_an_export_there_is_its_card_its_topics_its_commit_and_the_health_
     ):
         put(tmp_path / f"metrics/runs/{stage}.json", {"run": f"{stage}-1"})
         put(tmp_path / f".athanor/runs/{stage}-1/{file}.json", facts)
-    said = told(export / "hf")
-    assert said == told(export / "model-q8_0.gguf")
+    said = panel(export / "hf")
+    assert said == panel(export / "model-q8_0.gguf")
     assert (said["card"], said["commit"], said["health"]) == ("# own", "abc", {"pretrain": "ok", "sft": "warning"})
     topics = {(topic["name"], topic["taught"], topic["question"]) for topic in said["topics"]}
     assert topics > {("sums", True, "What is 3 + 4?"), ("by_hand", False, "say goodbye"), ("texts", False, "The key")}
     (tmp_path / "data/eval/manifest.json").unlink()
-    assert told(export / "hf") == NOTHING | {"card": "# own"}
+    assert panel(export / "hf") == NOTHING | {"card": "# own"}
 
 
 def test_about_a_foreign_directory_there_is_its_readme_or_nothing(tmp_path):
-    assert told(tmp_path) == NOTHING == told(tmp_path / "gone.gguf")
+    assert panel(tmp_path) == NOTHING == panel(tmp_path / "gone.gguf")
     (tmp_path / "README.md").write_bytes(b"# A bird\xff")
-    assert told(tmp_path)["card"] == "# A bird\ufffd"
+    assert panel(tmp_path)["card"] == "# A bird\ufffd"

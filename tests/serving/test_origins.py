@@ -1,4 +1,4 @@
-"""Where an answer is from, while the data that tells it is not here. What it finds is in tests/origins and tests/e2e."""
+"""Origins of an answer whose training data is not here. Those that are found are tested in tests/origins and tests/e2e."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def test_the_probabilities_of_tokens_are_shown_on_demand_and_stay_with_the_answe
     reader.count(".token", 0)
 
 
-def test_two_models_answer_side_by_side_and_one_is_picked_to_go_on_with(reader):
+def test_two_models_answer_side_by_side_and_the_chat_continues_with_one(reader):
     reader.click("#compare")
     reader.ask(PLAIN[0])
     assert reader.texts() == [PLAIN[1], PLAIN[1]]
@@ -123,7 +123,7 @@ def test_two_models_answer_side_by_side_and_one_is_picked_to_go_on_with(reader):
     assert reader.texts() == [PLAIN[1], WHO[1]]
 
 
-def test_a_base_model_goes_on_with_a_text_in_one_piece(reader):
+def test_a_base_model_continues_a_text_in_one_piece(reader):
     reader.model("base")
     reader.see(".welcome h1", "Go on from here")
     reader.ask("# I *am* a")
@@ -237,7 +237,7 @@ def test_a_correction_is_kept_by_the_server_accepted_and_exported(reader):
         assert json.loads(reader.saved("training (JSONL)"))["messages"][-1]["content"] == said
 
 
-def test_a_training_is_started_from_the_corrections_and_its_end_is_told_after_a_reload(open_reader, models):
+def test_a_training_is_started_from_the_corrections_and_its_end_is_shown_after_a_reload(open_reader, models):
     root = models[0].parents[2]
     (root / "dvc.yaml").touch()
     shutil.copy(ROOT / "presets/default.yaml", root / "params.yaml")

@@ -1,4 +1,4 @@
-"""How the chat page looks, how it is used by hand and by keyboard, and what it makes of text that nobody trusts."""
+"""Looks of the chat page, its use by hand and by keyboard, and its rendering of text that nobody trusts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.serving.parrot import CODE, LONG, MARKDOWN, XSS, asking
 pytestmark = pytest.mark.extra
 BOTH = pytest.mark.parametrize("browser", ["chromium", "firefox"], indirect=True)
 
-# Of every text that is seen: its contrast with what lies behind it. Colours come as rgb(), maybe with alpha.
+# The texts that are seen and contrast too little with their background. Colours come as rgb(), maybe with alpha.
 CONTRAST = """() => {
   const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
   const rgba = (colour) => {
@@ -150,7 +150,7 @@ def test_everything_can_be_done_from_the_keyboard(reader):
     reader.see("#model-0:focus", "polly")
 
 
-# Of each control in the order of Tab: its name where its focus is seen.
+# The name of the control that has the focus, if the focus is seen.
 NAMED = """() => {
   const element = document.activeElement;
   const style = getComputedStyle(element);
@@ -235,8 +235,8 @@ def test_no_attack_runs_whether_streamed_or_from_history_in_any_place(reader):
     assert reader.evaluate(FOUND) == []
 
 
-# What is to be seen of a text that is shown at once, and of the same text as it grows by single characters, or in a few
-# pieces where it is long.
+# The parts of a text that is shown at once, and of the same text as it grows by single characters, or in a few pieces
+# if it is long.
 SHOWN = """async (text) => {
   const { Growing, render } = await import("/page/markdown.js");
   const [once, slowly] = [document.createElement("div"), document.createElement("div")];
@@ -247,7 +247,7 @@ SHOWN = """async (text) => {
     growing.text = text.slice(0, end);
     growing.draw();
   }
-  const all = (element, selector, told) => [...element.querySelectorAll(selector)].map(told);
+  const all = (element, selector, part) => [...element.querySelectorAll(selector)].map(part);
   return [once, slowly].map((element) => ({
     text: element.textContent.replace(/\\s+/g, " ").trim(),
     code: all(element, ".code code", (one) => one.textContent),

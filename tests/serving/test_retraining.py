@@ -39,7 +39,7 @@ LONG = "\n".join([KEPT, *["x" * 100] * 500, f"  {RIGHT}", "Data  data/report.htm
         ("killed", "failed", "killed"),
     ],
 )
-def test_its_end_is_told_with_the_line_that_says_why(retraining, log, state, text):
+def test_its_end_is_reported_with_the_line_that_says_why(retraining, log, state, text):
     Path(ROWS).parent.mkdir()
     Path(ROWS).write_text("1\n2\n3\n")
     (retraining.folder / LOG).write_text(log)
