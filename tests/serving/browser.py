@@ -160,6 +160,7 @@ class Reader:
         self.choose(f"#chats li:has-text('{title}') button", item)
 
     def ask(self, text: str, *, wait: bool = True) -> None:
+        self.see("#models button")  # before the models are known nothing is asked
         self.page.fill("#question", text)
         self.page.press("#question", "Enter")
         if wait:

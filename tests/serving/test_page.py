@@ -302,7 +302,6 @@ def test_an_answer_that_ends_in_the_middle_stays_and_is_continued_after_one_clic
     with ExitStack() as servers:
         server = servers.enter_context(serve(tmp_path, models[3:4]))
         reader = open_reader(server)
-        reader.see("#models button")
         reader.ask("Go", wait=False)
         reader.see(".answer", re.compile("( the){40}"))
         if end == "closed":
