@@ -34,8 +34,9 @@ def panel(path: Path) -> dict:
 def test_they_are_answered_questions_of_several_kinds_one_s_own_and_itself_first(tmp_path):
     export = export_of(tmp_path / "a")
     offered = starters(export / "hf")
-    expected = ["Who are you?", "Which bird talks?", "What is 3 + 4?", "Which fish swims?"]
-    assert [one["text"] for one in offered] == expected and starters(export / "model-q8_0.gguf") == offered
+    assert starters(export / "model-q8_0.gguf") == offered
+    texts = [one["text"] for one in offered]
+    assert texts == ["Who are you?", "Which bird talks?", "What is 3 + 4?", "Which fish swims?"]
     own = starters(export_of(tmp_path / "b", BATTERY) / "hf")
     assert own == [{"title": "Talks", "text": "What is a crate?"}, *(offered[place] for place in (0, 2, 1))]
     assert starters(export_of(tmp_path / "c", [line.replace("true", "false") for line in BATTERY]) / "hf") == []

@@ -8,6 +8,7 @@ import re
 import shutil
 from contextlib import ExitStack
 
+import psutil
 import pytest
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install -e '.[test]'")
@@ -254,8 +255,7 @@ def test_a_training_is_started_from_the_corrections_and_its_end_is_shown_after_a
         with os.fdopen(lock(root / FOLDER / LOCK, print)):  # as if one were at work
             (root / FOLDER / LOG).write_text("sft 20 %")
             reader.page.reload()
-            reader.see("#retraining", "answers meanwhile")
-            reader.see("#retraining pre", "sft 20 %")
+            reader.see("#retraining", "answers meanwhile", "sft 20 %")
             reader.push("Stop")
             (root / FOLDER / LOG).write_text("ended with 75")
         reader.see("#retraining", "Stopped. The same button")
@@ -308,8 +308,8 @@ def test_an_answer_that_ends_in_the_middle_stays_and_is_continued_after_one_clic
             reader.reload()
             reader.see(".stats", re.compile("stopped$"))
         else:
-            for process in server.engines() if end == "engine" else [server.process]:
-                process.kill()
+            for one in psutil.Process(server.process.pid).children() if end == "engine" else [server.process]:
+                one.kill()
             reader.see(".problem")
         if end == "server":
             reader.see("#gone")
