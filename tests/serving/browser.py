@@ -148,8 +148,8 @@ class Reader:
 
     def choose(self, button: str, item: str) -> None:
         """An item of the menu that a button opens."""
-        self.page.click(button)
-        self.page.locator(".menu button", has_text=item).first.click()
+        self.click(button)
+        self.locator(".menu button", has_text=item).first.click()
 
     def model(self, name: str, slot: int = 0) -> None:
         self.choose(f"#model-{slot}", name)
@@ -161,8 +161,8 @@ class Reader:
 
     def ask(self, text: str, *, wait: bool = True) -> None:
         self.see("#models button")  # before the models are known nothing is asked
-        self.page.fill("#question", text)
-        self.page.press("#question", "Enter")
+        self.fill("#question", text)
+        self.press("#question", "Enter")
         if wait:
             self.answered()
 
