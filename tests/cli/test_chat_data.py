@@ -126,7 +126,7 @@ def test_of_two_answers_to_one_question_the_later_one_is_taught(feedback, athano
 
 
 def test_write_puts_the_printed_lines_into_params(feedback, athanor):
-    corrected(feedback, "What is 3 + 4?", "8", "7")
+    number = corrected(feedback, "What is 3 + 4?", "8", "7")
     athanor("accept", "--all")
     shutil.copy(ROOT / "presets/default.yaml", "params.yaml")
     before = Path("params.yaml").read_text(encoding="utf-8")
@@ -134,7 +134,7 @@ def test_write_puts_the_printed_lines_into_params(feedback, athanor):
     assert Path("params.yaml").read_text(encoding="utf-8") == before
     for told in ("written to params.yaml", "reads the file already"):  # the second time nothing is left to write
         status, text = athanor("export", "corpus/rows.jsonl", "--write")
-        assert status == 0 and told in text
+        assert status == 0 and told in text and "no result is kept" in text
     after = Path("params.yaml").read_text(encoding="utf-8").splitlines()
     added = [line.strip() for line in after if line not in before.splitlines()]
     assert after == [line for line in after if line in before.splitlines() or line.strip() in added]
@@ -143,6 +143,10 @@ def test_write_puts_the_printed_lines_into_params(feedback, athanor):
     assert sources[-1].files == "corpus/rows.jsonl" and all(line.split(":")[0].strip("- ") in printed for line in added)
     status, told = athanor("export", "corpus/other.jsonl", "--write")
     assert status == 1 and "there is a source 'corrections' of another file" in told
+    athanor("reject", number)  # the last one: what trains on it goes, too
+    status, told = athanor("export", "corpus/rows.jsonl", "--write")
+    assert status == 0 and "no correction is left to train on" in told and not Path("corpus/rows.jsonl").exists()
+    assert strict.read_yaml("params.yaml") == YAML(typ="safe").load(before)
 
 
 def test_nothing_is_written_without_an_accepted_correction(feedback, athanor):

@@ -154,7 +154,7 @@ def test_without_its_training_data_nothing_is_told(micro, tmp_path: Path) -> Non
 
 
 def served(path: Path) -> AvailableModel:
-    return AvailableModel("own", "own", str(path), "export", "export", 0.0)
+    return AvailableModel("own", "own", str(path), "export", 0.0)
 
 
 def test_a_server_traces_for_the_export_of_this_checkout_alone(micro, tmp_path: Path) -> None:
