@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 from athanor.catalog.discover import described
 from athanor.serving import app as application
 from athanor.serving import fields
-from athanor.serving.app import MOST_CONNECTIONS, Connection, Server, build_app
+from athanor.serving.app import MOST_CONNECTIONS, OTHER_CONNECTIONS, Connection, Server, build_app
 from athanor.serving.models import Models
 from athanor.serving.requests import EventStream
 from tests.serving.live import CHAT, PATIENCE, Live, said
@@ -35,6 +35,13 @@ def server(parrot_dir, endless, tmp_path_factory):
         yield server
 
 
+def cut(client) -> bool:
+    """Whether the other side ends the connection."""
+    with contextlib.suppress(ConnectionResetError):
+        return client.recv(1) == b""
+    return True
+
+
 def answered(server) -> bool:
     return said(server.ask({"model": "parrot", "messages": QUESTION})[2]) == PLAIN[1]
 
@@ -45,10 +52,14 @@ def answered(server) -> bool:
 def test_an_address_has_no_more_than_its_connections(server):
     with contextlib.ExitStack() as stack:
         many = [stack.enter_context(server.connect("127.0.0.2")) for _ in range(MOST_CONNECTIONS + 5)]
-        for client in many[MOST_CONNECTIONS:]:
-            with contextlib.suppress(ConnectionResetError):
-                assert client.recv(1) == b""
-        assert answered(server)
+        assert all(map(cut, many[MOST_CONNECTIONS:])) and answered(server)
+
+
+def test_beyond_all_connections_the_oldest_that_waits_makes_room(server):
+    with contextlib.ExitStack() as stack:
+        sources = (f"127.0.1.{number // MOST_CONNECTIONS + 1}" for number in range(OTHER_CONNECTIONS + 20))
+        many = [stack.enter_context(server.connect(source)) for source in sources]
+        assert answered(server) and cut(many[0])
 
 
 def test_an_address_has_no_more_than_a_share_of_the_answers(server):
