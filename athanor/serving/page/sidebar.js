@@ -85,8 +85,8 @@ function load() {
 }
 
 function group(chat) {
-  const day = (date) => new Date(date.getFullYear(), date.getMonth(), date.getDate());
-  const days = Math.round((day(new Date()) - day(new Date(chat.updated_at))) / 86_400_000);
+  const day = (time) => new Date(time).setHours(0, 0, 0, 0);
+  const days = Math.round((day(Date.now()) - day(chat.updated_at)) / 86_400_000);
   return days < 1 ? "Today" : days < 2 ? "Yesterday" : days < 8 ? "Last 7 days" : days < 31 ? "Last 30 days" : "Older";
 }
 
@@ -138,7 +138,7 @@ function renameField(chat) {
       tell(async () => {
         const known = state.lives.get(chat.id)?.chat ?? state.chat;
         if (known.id === chat.id) known.title = title;
-        await chats.update(chat.id, { title });
+        await chats.update(chat, { title });
         await refresh();
       });
     }
@@ -160,7 +160,7 @@ const exports = (id) => [["markdown", "Export as Markdown"], ["json", "Export as
 
 /** Marked first, so that it is gone after a reload too, and removed once it cannot be undone any more. */
 function remove(chat) {
-  const mark = (deleted) => tell(() => chats.update(chat.id, { deleted, updated_at: chat.updated_at })).then(refresh);
+  const mark = (deleted) => tell(() => chats.update(chat, { deleted, updated_at: chat.updated_at })).then(refresh);
   state.lives.get(chat.id)?.aborter.abort();
   mark(Date.now());
   const timer = setTimeout(refresh, chats.UNDO_SECONDS * 1000 + 100);
