@@ -14,7 +14,7 @@ pytestmark = pytest.mark.extra
 # As with a full disk: each row that is written is refused.
 FULL = """
 const { put } = IDBObjectStore.prototype;
-window.room = () => (IDBObjectStore.prototype.put = put);
+window.room = () => { IDBObjectStore.prototype.put = put; };
 IDBObjectStore.prototype.put = () => { throw new DOMException("no room", "QuotaExceededError"); };
 """
 

@@ -46,7 +46,7 @@ async function write(id, action) {
   elsewhere.postMessage(id);
 }
 
-/** By id, chats of which a write has failed, or none is done yet: the next one writes all of them. */
+/** By id, chats of which a write failed, or none is done: the next writes all of them. */
 const unsaved = new Map();
 
 export function create(chat) {
@@ -67,7 +67,7 @@ export async function update(chat, values, added = []) {
     });
     unsaved.delete(id);
   } catch (error) {
-    if (chat.messages) unsaved.set(id, chat); // else it is a row of the list
+    if (chat.messages) unsaved.set(id, chat); // else a row of the list
     throw error;
   }
 }
@@ -190,9 +190,9 @@ export async function importChats(text) {
   for (const { messages: added, ...chat } of found) {
     await write(null, async (chats, messages) => {
       const [old, known] = await Promise.all([chats.get(chat.id), messages.getAllKeys(rangeOf(chat.id))]);
-      const ids = new Set(known.map(([, id]) => id));
+      const ids = known.map(([, id]) => id);
       await Promise.all([chats.put({ ...chat, ...old, deleted: null }),
-        ...added.filter(({ id }) => !ids.has(id)).map((message) => messages.put({ ...message, chat: chat.id }))]);
+        ...added.filter(({ id }) => !ids.includes(id)).map((message) => messages.put({ ...message, chat: chat.id }))]);
     });
   }
   return found.length;
