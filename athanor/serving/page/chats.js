@@ -46,18 +46,16 @@ async function write(id, action) {
   elsewhere.postMessage(id);
 }
 
-/** By id, chats of which a write failed, or none is done: the next writes all of them. */
-const unsaved = new Map();
+const unsaved = new Map(); // by id, chats of which a write failed, or none is done: the next writes all of them
 
 export function create(chat) {
   navigator.storage?.persist?.();
   unsaved.set(chat.id, chat);
-  return update(chat, {});
+  return update(chat.id, {});
 }
 
-/** Change a chat, and add messages to it or replace them; does nothing if it was deleted meanwhile. */
-export async function update(chat, values, added = []) {
-  const { id } = chat;
+/** Change a chat, and add or replace messages; does nothing if it was deleted meanwhile. `chat`: all that the page has of it. */
+export async function update(id, values, added = [], chat) {
   const { messages: known = [], unread, ...fields } = unsaved.get(id) ?? {};
   if (Object.keys(values).some((name) => name !== "leaf")) values = { updated_at: stamp(), ...values };
   try {
@@ -67,7 +65,7 @@ export async function update(chat, values, added = []) {
     });
     unsaved.delete(id);
   } catch (error) {
-    if (chat.messages) unsaved.set(id, chat); // else a row of the list
+    if (chat) unsaved.set(id, chat);
     throw error;
   }
 }

@@ -138,7 +138,7 @@ function renameField(chat) {
       tell(async () => {
         const known = state.lives.get(chat.id)?.chat ?? state.chat;
         if (known.id === chat.id) known.title = title;
-        await chats.update(chat, { title });
+        await chats.update(chat.id, { title });
         await refresh();
       });
     }
@@ -160,7 +160,7 @@ const exports = (id) => [["markdown", "Export as Markdown"], ["json", "Export as
 
 /** Marked first, so that it is gone after a reload too, and removed once it cannot be undone any more. */
 function remove(chat) {
-  const mark = (deleted) => tell(() => chats.update(chat, { deleted, updated_at: chat.updated_at })).then(refresh);
+  const mark = (deleted) => tell(() => chats.update(chat.id, { deleted, updated_at: chat.updated_at })).then(refresh);
   state.lives.get(chat.id)?.aborter.abort();
   mark(Date.now());
   const timer = setTimeout(refresh, chats.UNDO_SECONDS * 1000 + 100);
