@@ -54,7 +54,7 @@ export function create(chat) {
   return update(chat.id, {});
 }
 
-/** Change a chat, and add or replace messages; does nothing if it was deleted meanwhile. `chat`: all that the page has of it. */
+/** Change a chat, and add or replace messages; does nothing if it was deleted meanwhile. `chat`: what the page has of it. */
 export async function update(id, values, added = [], chat) {
   const { messages: known = [], unread, ...fields } = unsaved.get(id) ?? {};
   if (Object.keys(values).some((name) => name !== "leaf")) values = { updated_at: stamp(), ...values };
