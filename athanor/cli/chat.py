@@ -24,6 +24,7 @@ from athanor.base.errors import AthanorError, InputError
 from athanor.base.strict import read_yaml
 from athanor.cli.chat_import import import_option
 from athanor.cli.chat_rows import row_options
+from athanor.cli.render import plural
 from athanor.evaluation.item_gate import check_items
 from athanor.evaluation.scoring import NUMBER, score
 from athanor.runtime.machine import anchor
@@ -61,8 +62,8 @@ def list_corrections(feedback: Feedback, args: argparse.Namespace) -> int:
         print(f"    asked      {shortened(row['prompt'][-1]['content'])}{after}")
         print(f"    answered   {shortened(row['answer'])}")
         print(f"    corrected  {shortened(row['correction'])}")
-    suffix = "" if args.all else " that wait; --all shows those settled, too"
-    print(f"{len(corrections)} corrections{suffix}")
+    waits = "that waits" if len(corrections) == 1 else "that wait"
+    print(plural(len(corrections), "correction") + ("" if args.all else f" {waits}; --all shows those settled, too"))
     return 0
 
 
@@ -111,7 +112,7 @@ def add_item(feedback: Feedback, args: argparse.Namespace) -> int:
         raise InputError("an item of this file asks the same already", where=str(out), fix=fix)
     check_items(items)
     write_text(out, text)
-    print(f"{out}: {len(items)} items; the new one is {items[-1].category}/{items[-1].id}")
+    print(f"{out}: {plural(len(items), 'item')}; the new one is {items[-1].category}/{items[-1].id}")
     print(f"  takes     {row['accepted'][0]!r}\n  refuses   " + ", ".join(repr(text) for text in row["rejected"]))
     print(_usage_hint(out))
     return 0

@@ -14,6 +14,7 @@ from typing import Any
 
 from athanor.base.artifacts import write_bytes
 from athanor.base.errors import InputError
+from athanor.cli.render import plural
 from athanor.runtime.machine import anchor
 from athanor.serving.feedback import OWNER_ONLY, Feedback
 
@@ -47,8 +48,8 @@ def import_old(feedback: Feedback, args: argparse.Namespace) -> int:
             feedback.settle(row["id"], message["feedback"]["status"])
     out = feedback.path.with_name(OUT)
     write_bytes(out, json.dumps(chats, ensure_ascii=False, indent=1).encode(), OWNER_ONLY)
-    print(f"{feedback.path}: {len(added)} judged answers added, {len(judged) - len(added)} are in it already")
-    print(f"{out}: {len(chats)} chats. Open the page in your browser and import this file there")
+    print(f"{feedback.path}: {plural(len(added), 'judged answer')} added, {len(judged) - len(added)} in it already")
+    print(f"{out}: {plural(len(chats), 'chat')}. Open the page in your browser and import this file there")
     return 0
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from athanor.base.artifacts import write_text
 from athanor.base.errors import InputError
+from athanor.cli.render import plural
 from athanor.runtime.schema import check_values
 from athanor.serving.feedback import Feedback, Row, answer_of, check_row, rows_to_train
 from athanor.serving.retraining import keep
@@ -133,7 +134,7 @@ def export_pairs(feedback: Feedback, args: argparse.Namespace) -> int:
         what = "no correction is accepted, and no question has one answer with a thumb up and one with a thumb down"
         raise InputError(f"{what}, nothing was written", where=str(out), fix=f"{SETTLE}; or judge two answers")
     copies = len(found) - len(left_out) - len(rows)
-    told = f", {copies} pairs say the same as another" if copies else ""
+    told = f", {plural(copies, 'pair')} more that repeat another" if copies else ""
     _write(out, list(rows.values()), told, left_out, PAIRS_SOURCE)
     return 0
 
@@ -171,7 +172,7 @@ def _check_out(out: Path, key: str) -> None:
 
 def _write(out: Path, rows: list[dict[str, Any]], told: str, left_out: list[str], source: str) -> None:
     write_text(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    print(f"{out}: {len(rows)} rows{told}")
+    print(f"{out}: {plural(len(rows), 'row')}{told}")
     for line in left_out:
         print(f"left out: {line}")
     if source:

@@ -126,7 +126,10 @@ class Terminal:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    epilog = "athanor chat list | accept | reject | export | item: corrections from the page (docs/chat-to-data.md)"
+    epilog = (
+        "athanor chat list | accept | reject | export | pairs | item: corrections from the page (docs/chat-to-data.md); "
+        "import-old: chats of earlier versions"
+    )
     parser = argparse.ArgumentParser(prog="athanor chat", description="Chat in the terminal.", epilog=epilog)
     parser.add_argument(
         "--model", default="", help="a name or path as for athanor serve (default: what it lists first)"

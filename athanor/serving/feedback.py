@@ -138,6 +138,9 @@ class Feedback:
         if correction and correction.strip() == row["answer"].strip():
             fix = "write what it should have said"
             raise InputError("the correction is the answer itself", where="correction", fix=fix)
+        if [one["role"] for one in row["prompt"]][-1:] != ["user"]:
+            fix = "send the messages up to the question that was answered"
+            raise InputError("ends with no message of the user", where="prompt", fix=fix)
         with self._open() as (file, rows):
             new = {"id": 1 + max((old["id"] for old in rows), default=0), "correction": None, "status": None}
             old = next((old for old in _last(rows) if old["message"] == row["message"]), new)

@@ -55,7 +55,7 @@ class Chat:
                 if event["type"] in ("text", "end"):
                     yield self.line(index, event)
         except Refused as error:  # too late for a status
-            yield sse({"error": fault(error.status, str(error), error.code)})
+            yield self.failed(fault(error.status, str(error), error.code))
         else:
             yield self.last()
 
@@ -84,6 +84,9 @@ class Chat:
     def last(self) -> str:
         usage = sse({**self._head(1), "choices": [], "usage": self._count()}) if self.usage else ""
         return usage + "data: [DONE]\n\n"
+
+    def failed(self, error: Row) -> str:
+        return sse({"error": error})
 
     def said(self, event: Row) -> Row:
         text = event.get("text", "")
@@ -168,23 +171,33 @@ class Response(Chat):
         return self._response(status, output=output, **more)
 
     def line(self, index: int, event: Row) -> str:
-        item = self._item("in_progress", [])
-        place = {"item_id": item["id"], "output_index": 0, "content_index": 0}
         if event["type"] == "start":
+            response = self._response("in_progress")
             return (
-                self._event("created", response=self._response("in_progress"))
-                + self._event("output_item.added", output_index=0, item=item)
-                + self._event("content_part.added", **place, part=_said("", []))
+                self._event("created", response=response)
+                + self._event("in_progress", response=response)
+                + self._event("output_item.added", output_index=0, item=self._item("in_progress", []))
+                + self._part("content_part.added", part=_said("", []))
             )
         if event["type"] == "end":
             return ""
-        more = {"delta": event["text"], "logprobs": event.get("logprobs", [])}
-        return self._event("output_text.delta", **place, **more)
+        return self._part("output_text.delta", delta=event["text"], logprobs=event.get("logprobs", []))
 
     def last(self) -> str:
         whole = self.whole()
-        done = self._event("output_item.done", output_index=0, item=whole["output"][0])
-        return done + self._event(whole["status"], response=whole)
+        (item,) = whole["output"]
+        (part,) = item["content"]
+        return (
+            self._part("output_text.done", text=part["text"], logprobs=part["logprobs"])
+            + self._part("content_part.done", part=part)
+            + self._event("output_item.done", output_index=0, item=item)
+            + self._event(whole["status"], response=whole)
+        )
+
+    def failed(self, error: Row) -> str:
+        """`error` has a code: clients read it."""
+        response = self._response("failed", error={**error, "code": error["code"] or "server_error"})
+        return self._event("failed", response=response)
 
     def _response(self, status: str, output: Sequence[Row] = (), **more: Any) -> Row:
         head = {"id": self.id, "object": "response", "created_at": self.created, "model": self.model, "status": status}
@@ -193,6 +206,10 @@ class Response(Chat):
 
     def _item(self, status: str, content: Sequence[Row]) -> Row:
         return {"id": f"msg_{self.id}", "type": "message", "role": "assistant", "status": status, "content": content}
+
+    def _part(self, name: str, **facts: Any) -> str:
+        """An event of the one part of the one item."""
+        return self._event(name, item_id=f"msg_{self.id}", output_index=0, content_index=0, **facts)
 
     def _event(self, name: str, **facts: Any) -> str:
         self.number += 1

@@ -12,6 +12,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from athanor.base import strict
+from athanor.base.errors import InputError
 from athanor.chat_data.params import SftSource
 from athanor.cli import cli
 from athanor.evaluation.item_gate import check_items
@@ -114,7 +115,7 @@ def test_a_row_that_would_train_on_a_wrong_or_empty_answer_is_left_out_and_told(
     deeper = corrected(feedback, "Well?", "no", "yes", after=first)
     athanor("accept", "--all")
     status, told = athanor("export", "corpus/rows.jsonl")
-    assert status == 0 and "1 rows" in told and f"left out: correction {deeper}: " in told and why in told
+    assert status == 0 and "1 row\n" in told and f"left out: correction {deeper}: " in told and why in told
 
 
 def test_of_two_answers_to_one_question_the_later_one_is_taught(feedback, athanor):
@@ -160,7 +161,7 @@ def test_the_list_shows_what_waits_and_nothing_that_steers_a_terminal(feedback, 
     two = corrected(feedback, "Say two.", "no", "two")
     athanor("accept", two)
     status, told = athanor("list")
-    assert status == 0 and told.startswith(f"{one}  candidate, small-1") and "1 corrections that wait" in told
+    assert status == 0 and told.startswith(f"{one}  candidate, small-1") and "1 correction that waits" in told
     assert "\x1b" not in told and "\u202e" not in told and max(map(len, told.split("\n"))) < 120
     assert f"{two}  accepted" in athanor("list", "--all")[1]
 
@@ -193,7 +194,7 @@ def test_a_correction_becomes_an_item_that_the_battery_reads_and_training_loses(
     for other in ("Both", "The Dead Sea "):
         judge(feedback, again(answer, other), "down")
     status, told = athanor("item", number, "--category", "seas", "--difficulty", "easy")
-    assert status == 0 and "battery/chat.jsonl: 1 items" in told and "battery.written: battery/chat.jsonl" in told
+    assert status == 0 and "battery/chat.jsonl: 1 item;" in told and "battery.written: battery/chat.jsonl" in told
     params = BatteryParams(1, 0.1, 0.25, "battery/chat.jsonl", {"addition": 2})
     (item,) = [item for item in battery_items(params) if item.category == "seas"]
     assert (item.kind, item.difficulty, item.origin) == ("exact", "easy", "written")
@@ -276,3 +277,11 @@ def test_a_form_is_an_item_where_a_wrong_answer_fails_its_check_alone(feedback, 
     (item,) = read_written("battery/chat.jsonl", 0)
     assert item.checks == ("yes_no Yes",)
     check_items([item])
+
+
+def test_feedback_on_no_question_is_refused(feedback):
+    answer = asked("What is 3 + 4?", "8", system="Be brief.")
+    for prompt in ([], answer["prompt"][:1], [*answer["prompt"], {"role": "assistant", "content": "8"}]):
+        with pytest.raises(InputError, match="prompt: ends with no message of the user"):
+            judge(feedback, {**answer, "prompt": prompt}, "down", "7")
+    assert not feedback.path.exists()

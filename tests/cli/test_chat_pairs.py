@@ -68,7 +68,7 @@ def test_the_same_store_gives_the_same_bytes_each_pair_once_and_other_files_are_
     one = corrected(feedback, "Say 3.", "no", "three")
     athanor("accept", "--all")
     status, told = athanor("pairs", "corpus/a.jsonl")
-    assert "3 rows, 2 pairs say the same as another" in told
+    assert "3 rows, 2 pairs more that repeat another" in told
     athanor("pairs", "corpus/b.jsonl")
     assert Path("corpus/a.jsonl").read_bytes() == Path("corpus/b.jsonl").read_bytes()
     assert athanor("pairs", "corpus/a.jsonl")[0] == 0  # its own it replaces
@@ -105,7 +105,7 @@ def test_what_cannot_be_a_pair_is_left_out_and_told(feedback, athanor, first, an
     assert f"pair {better}-{worse}" in told and why in told
     judged(feedback, "Yes?", ("no", "down"), ("yes", "up"))
     status, told = athanor("pairs", "corpus/pairs.jsonl")
-    assert status == 0 and "1 rows" in told and f"left out: pair {better}-{worse}: " in told
+    assert status == 0 and "1 row\n" in told and f"left out: pair {better}-{worse}: " in told
 
 
 def test_without_two_judged_answers_the_next_step_is_told(feedback, athanor, tmp_path):

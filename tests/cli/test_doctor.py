@@ -325,3 +325,18 @@ def test_deep_finds_a_cache_object_written_through_a_link(toy: Toy) -> None:
     toy.run(*remove.split())
     toy.run(*again.split(" or ")[1].split())
     assert path.read_text() == "1 66\n" and toy.doctor("--deep") == (0, [])
+
+
+@pytest.mark.parametrize("error", [ImportError("libcuda.so.1: cannot open\nshared object file"), OSError("no driver")])
+def test_a_build_of_llama_cpp_that_does_not_load_is_one_line_with_its_fix(monkeypatch, tmp_path, error) -> None:
+    class Broken:
+        def __getattr__(self, name: str) -> None:
+            raise error
+
+    monkeypatch.setattr(checks.cards, "find", lambda: [checks.cards.Card("cuda", "sm_86", "A card", 580)])
+    monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(checks.importlib.metadata, "version", lambda name: "1.2+cu128")
+    monkeypatch.setitem(sys.modules, "xllamacpp", Broken())
+    (found,) = checks.llama_cpp(checks.Checkout(tmp_path, (), ()))
+    assert "cannot be imported" in found.what and "\n" not in found.what and not found.note
+    assert found.command == "pip install xllamacpp==1.2 --no-deps --force-reinstall"

@@ -300,16 +300,22 @@ def machine_troubles(checkout: Checkout) -> Iterator[Finding]:
 
 
 def llama_cpp(checkout: Checkout) -> Iterator[Finding]:
-    """A note where llama.cpp answers on the processor, though there is a card and a build for it."""
+    """Where there is a card: a build of llama.cpp that does not load, and a note on one that computes on the processor."""
     if not (found := cards.find()) or importlib.util.find_spec("xllamacpp") is None:
         return
-    import xllamacpp
+    version = importlib.metadata.version("xllamacpp").partition("+")[0]  # without the name of a build
+    install = f"pip install xllamacpp=={version} --no-deps --force-reinstall"
+    try:
+        import xllamacpp
 
-    kinds = [device["type"].name for device in xllamacpp.get_device_info()]
+        kinds = [device["type"].name for device in xllamacpp.get_device_info()]
+    except (ImportError, OSError) as error:  # a build for another driver or card
+        what = f"cannot be imported ({' '.join(str(error).split())}), so athanor serve and chat compute nothing"
+        yield Finding("llama.cpp", "xllamacpp", what, install)
+        return
     if not any("GPU" in kind for kind in kinds):
-        version = importlib.metadata.version("xllamacpp")
-        fix = f"pip install xllamacpp=={version} --no-deps --force-reinstall --index-url {cards.llama_cpp_index(found[0])}"
         what = f"is the build without GPU, so athanor serve and chat do not use {found[0]}"
+        fix = f"{install} --index-url {cards.llama_cpp_index(found[0])}"
         yield Finding("llama.cpp", "xllamacpp", what, fix, note=True)
 
 

@@ -17,9 +17,7 @@ const GONE = "The server did not answer: is it running (make serve), and this de
 /** Listeners get true when the server answers and false when it does not. */
 export const contact = new EventTarget();
 
-function report(reached) {
-  contact.dispatchEvent(new CustomEvent("change", { detail: reached }));
-}
+const report = (detail) => contact.dispatchEvent(new CustomEvent("change", { detail }));
 
 async function request(path, { method = "GET", body, signal } = {}) {
   const text = body === undefined ? undefined : JSON.stringify(body);

@@ -178,7 +178,7 @@ function save(now) {
     chat.title = chats.titleFrom([...chat.messages, user]);
   }
   now.saved = performance.now();
-  return chats.update(chat.id, { leaf: messages[1].id, title: chat.title }, messages);
+  return chats.update(chat.id, { leaf: messages[1].id, title: chat.title }, messages, chat);
 }
 
 async function finish(now, problem, giveBack) {
@@ -245,7 +245,7 @@ export function feedback(message, verdict, correction = null) {
     const judged = { ...chat.messages.find((one) => one.id === id), feedback: { verdict, correction: row.correction, status: row.status } };
     put(chat, judged);
     changed("thread");
-    await chats.update(chat.id, {}, [judged]);
+    await chats.update(chat.id, {}, [judged], chat);
   });
 }
 

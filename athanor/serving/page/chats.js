@@ -46,22 +46,33 @@ async function write(id, action) {
   elsewhere.postMessage(id);
 }
 
-export function create({ messages, unread, ...chat }) {
+const unsaved = new Map(); // by id, chats of which a write failed, or none is done: the next writes all of them
+
+export function create(chat) {
   navigator.storage?.persist?.();
-  return write(chat.id, (chats) => chats.add(chat));
+  unsaved.set(chat.id, chat);
+  return update(chat.id, {});
 }
 
-/** Change a chat, and add messages to it or replace them; does nothing if it was deleted meanwhile. */
-export function update(id, values, added = []) {
+/** Change a chat, and add or replace messages; does nothing if it was deleted meanwhile. `chat`: what the page has of it. */
+export async function update(id, values, added = [], chat) {
+  const { messages: known = [], unread, ...fields } = unsaved.get(id) ?? {};
   if (Object.keys(values).some((name) => name !== "leaf")) values = { updated_at: stamp(), ...values };
-  return write(id, async (chats, messages) => {
-    const row = await chats.get(id);
-    if (row) await Promise.all([chats.put({ ...row, ...values }), ...added.map((message) => messages.put({ ...message, chat: id }))]);
-  });
+  try {
+    await write(id, async (chats, messages) => {
+      const row = await chats.get(id) ?? fields;
+      if (row.id) await Promise.all([chats.put({ ...row, ...values }), ...[...known, ...added].map((message) => messages.put({ ...message, chat: id }))]);
+    });
+    unsaved.delete(id);
+  } catch (error) {
+    if (chat) unsaved.set(id, chat);
+    throw error;
+  }
 }
 
 /** A chat with its messages, oldest first; null for one that is not here. */
 export async function read(id) {
+  if (unsaved.has(id)) return unsaved.get(id);
   const db = await open();
   const [chat, messages] = await Promise.all([db.get("chats", id), db.getAll("messages", rangeOf(id))]);
   return chat && !chat.deleted ? { ...chat, messages: messages.sort(byAge) } : null;
@@ -155,8 +166,10 @@ export async function exportChat(id, format) {
   if (chat.messages.some((message) => message.feedback?.correction)) {
     // The commands accept and reject, too.
     const { corrections } = await getJson("/api/corrections").catch(() => ({ corrections: [] }));
-    const known = new Map(corrections.map(({ message, status }) => [message, status]));
-    for (const { id: message, feedback } of chat.messages) if (known.has(message) && feedback) feedback.status = known.get(message);
+    for (const { id, feedback } of chat.messages) {
+      const now = corrections.find(({ message }) => message === id);
+      if (now && feedback) feedback.status = now.status;
+    }
   }
   const shown = { ...chat, messages: pathTo(chat, chat.leaf) };
   const [ending, text] = { markdown: ["md", markdown(shown)], json: ["json", written(chat)], messages: ["jsonl", row(shown)] }[format];
@@ -175,9 +188,9 @@ export async function importChats(text) {
   for (const { messages: added, ...chat } of found) {
     await write(null, async (chats, messages) => {
       const [old, known] = await Promise.all([chats.get(chat.id), messages.getAllKeys(rangeOf(chat.id))]);
-      const ids = new Set(known.map(([, id]) => id));
+      const ids = known.map(([, id]) => id);
       await Promise.all([chats.put({ ...chat, ...old, deleted: null }),
-        ...added.filter(({ id }) => !ids.has(id)).map((message) => messages.put({ ...message, chat: chat.id }))]);
+        ...added.filter(({ id }) => !ids.includes(id)).map((message) => messages.put({ ...message, chat: chat.id }))]);
     });
   }
   return found.length;
@@ -186,12 +199,15 @@ export async function importChats(text) {
 /** A chat of a file, with the fields known here; throws for what is none. */
 function checked({ id, title, system, models, sampling, leaf, created_at, updated_at, messages }) {
   const kept = new Map();
-  for (const { id, parent, role, content, model, created_at, stats, feedback } of messages) {
-    const above = kept.get(parent)?.role ?? (parent === null && "assistant");
-    if (above !== { user: "assistant", assistant: "user" }[role] || typeof content !== "string") throw new Error(`Message ${id} does not follow another one.`);
+  const under = (above) => messages.filter(({ parent }) => parent === above);
+  const ordered = under(null); // parents first: a clock that was set back gave an answer an earlier time
+  for (const { id, parent, role, content, model, created_at, stats, feedback } of ordered) {
+    const above = kept.get(parent)?.role ?? "assistant";
+    if (kept.has(id) || above !== { user: "assistant", assistant: "user" }[role] || typeof content !== "string") throw new Error(`Message ${id} does not follow another one.`);
     kept.set(id, { id, parent, role, content, model, created_at: created_at ?? stamp(), stats, feedback });
+    ordered.push(...under(id));
   }
-  if (!/^\w{1,64}$/.test(id) || !kept.size) throw new Error("That is no chat of this page.");
+  if (!/^\w{1,64}$/.test(id) || !kept.size || kept.size < messages.length) throw new Error("That is no chat of this page.");
   return { id, title: String(title ?? ""), system: String(system ?? ""), models: models ?? [], sampling: sampling ?? {},
     leaf: kept.has(leaf) ? leaf : [...kept.keys()].at(-1), created_at: created_at ?? stamp(), updated_at: updated_at ?? stamp(), messages: [...kept.values()] };
 }

@@ -2,12 +2,11 @@
 
 import { getJson, send } from "./api.js";
 import { tell } from "./chat.js";
-import { $, copyOf, h, toast } from "./dom.js";
+import { $, copyOf, counted, h, toast } from "./dom.js";
 import { render } from "./markdown.js";
 import { loadModels, on, state } from "./state.js";
 
 const TABS = [["candidate", "To decide"], ["accepted", "Accepted"], ["rejected", "Rejected"]];
-const NONE = "None. A thumb down under an answer asks what it should have said; that lands here.";
 let rows = [];
 let tab = "candidate";
 
@@ -40,7 +39,7 @@ function draw() {
     copyOf("corrections-help"),
     retraining(),
     h("div.tabs", { role: "group", "aria-label": "Which" }, tabs),
-    ...(of(tab).length ? of(tab).map(card) : [h("p.muted.none", {}, NONE)]));
+    ...(of(tab).length ? of(tab).map(card) : [copyOf("no-corrections")]));
 }
 
 function retraining() {
@@ -73,7 +72,7 @@ function card(row) {
       h("section.should", {}, h("h2", {}, "It should have said"), prose(row.correction))),
     row.left_out && h("p", {}, `Left out of training. ${row.left_out}.`),
     h("div.end", {},
-      h("a.muted.grow", { href: `#/chat/${row.chat}` }, `No. ${row.id}, ${row.title || "Chat"}${earlier > 0 ? `, after ${earlier} earlier messages` : ""}`),
+      h("a.muted.grow", { href: `#/chat/${row.chat}` }, `No. ${row.id}, ${row.title || "Chat"}${earlier > 0 ? `, after ${counted(earlier, "earlier message")}` : ""}`),
       actions));
 }
 

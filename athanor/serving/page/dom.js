@@ -19,14 +19,17 @@ export function h(tag, properties = {}, ...children) {
   element.classList.add(...classes);
   if (name === "button") element.type = "button";
   for (const [name, value] of Object.entries(properties)) {
-    if (value === false || value === null || value === undefined) continue;
+    if ((value ?? false) === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name === "value" || name === "checked") element[name] = value;
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(...children.flat().filter((child) => (child ?? false) !== false));
   return element;
 }
+
+/** "1 chat", "2 chats". */
+export const counted = (count, noun) => `${count.toLocaleString()} ${noun}${count === 1 ? "" : "s"}`;
 
 /** A button that is only an icon; `label` is its name for screen readers and its tooltip. */
 export function iconButton(name, label, onclick, extra = {}) {

@@ -26,7 +26,7 @@ function nextTheme() {
   const names = Object.keys(THEMES);
   const name = names[(names.indexOf(document.documentElement.dataset.theme) + 1) % names.length];
   theme(name);
-  remember("theme", name === "auto" ? null : name);
+  remember("theme", name);
 }
 
 /** The address says what is shown: #/ a new chat, #/chat/ID, #/corrections. */
@@ -48,17 +48,12 @@ function missing() {
   location.hash = "#/";
 }
 
-let gone = null;
+let gone;
 
 function onContact({ detail: reached }) {
   $("gone").hidden = reached;
-  if (reached) {
-    clearInterval(gone);
-    gone = null;
-  } else if (!gone) {
-    $("gone").textContent = "No contact with the server: is it running (make serve), and this device online?";
-    gone = setInterval(() => refresh().catch(() => {}), RETRY_MS);
-  }
+  clearInterval(gone);
+  if (!reached) gone = setInterval(() => refresh().catch(() => {}), RETRY_MS);
 }
 
 async function refresh() {

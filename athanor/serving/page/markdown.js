@@ -7,9 +7,8 @@ import { marked } from "./vendor/marked.esm.js";
 import DOMPurify from "./vendor/purify.es.mjs";
 import hljs from "./vendor/highlight.min.js";
 import { copyText, h, iconButton } from "./dom.js";
-import { BEGINS, mathematics, showFormula } from "./mathematics.js";
+import { BEGINS, escaped, mathematics, showFormula, STRICT } from "./mathematics.js";
 
-const escaped = (text) => text.replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
 const ADDRESS = /^(?:https?:\/\/|mailto:)/i;
 
 marked.use(mathematics, {
@@ -36,12 +35,9 @@ const PROSE = {
   ALLOWED_ATTR: ["href", "title", "align", "start", "class"],
   ALLOWED_URI_REGEXP: ADDRESS,
   ADD_URI_SAFE_ATTR: ["align", "start"], // else the pattern of addresses is held against them
-  ALLOW_DATA_ATTR: false,
-  ALLOW_ARIA_ATTR: false,
-  RETURN_DOM_FRAGMENT: true,
+  ...STRICT,
 };
-const COLOURED = { ALLOWED_TAGS: ["span"], ALLOWED_ATTR: ["class"], ALLOW_DATA_ATTR: false, ALLOW_ARIA_ATTR: false,
-  RETURN_DOM_FRAGMENT: true };
+const COLOURED = { ALLOWED_TAGS: ["span"], ALLOWED_ATTR: ["class"], ...STRICT };
 
 DOMPurify.addHook("uponSanitizeAttribute", (node, data) => {
   // A class could dress text up as a part of the page.
@@ -66,11 +62,7 @@ export function render(text) {
 }
 
 /** As written: nested a thousand times, Markdown is more than its parser can take, and a chat must open all the same. */
-function plain(text) {
-  const fragment = new DocumentFragment();
-  fragment.append(h("pre.as-written", {}, text));
-  return fragment;
-}
+const plain = (text) => h("pre.as-written", {}, text);
 
 const DEEP = /^(?:[ \t]*(?:>|[-*+][ \t]|\d{1,9}[.)][ \t])){60}/m;
 const DEFINITION = /^(?:async def|def|class) .*:[ \t]*(?:\n|$)/;
@@ -120,17 +112,12 @@ function finish(fragment) {
 function codeBlock(code) {
   const text = code.textContent.replace(/\n$/, "");
   const language = /^language-(.+)$/.exec(code.className)?.[1] ?? "";
-  const body = h("code", {});
-  if (language && hljs.getLanguage(language) && text.length < 50_000) {
-    const html = hljs.highlight(text, { language, ignoreIllegals: true }).value;
-    body.append(DOMPurify.sanitize(html, COLOURED));
-  } else {
-    body.textContent = text;
-  }
+  const coloured = hljs.getLanguage(language) && text.length < 50_000;
+  const body = coloured ? DOMPurify.sanitize(hljs.highlight(text, { language, ignoreIllegals: true }).value, COLOURED) : text;
   return h("div.code", {},
     h("div.code-head", {}, h("span", {}, language || "text"),
       iconButton("copy", "Copy code", (event) => copyText(text, event.currentTarget))),
-    h("pre", { tabindex: "0", "aria-label": `Code${language ? `, ${language}` : ""}` }, body));
+    h("pre", { tabindex: "0", "aria-label": `Code${language ? `, ${language}` : ""}` }, h("code", {}, body)));
 }
 
 /**
@@ -179,8 +166,7 @@ export class Growing {
     shown.forEach((token, at) => {
       if (this.blocks[at]?.raw === token.raw) return;
       const html = marked.parser(Object.assign([token], { links }));
-      const element = h("div.block", {});
-      element.append(finish(DOMPurify.sanitize(html, PROSE)));
+      const element = h("div.block", {}, finish(DOMPurify.sanitize(html, PROSE)));
       if (this.blocks[at]) this.blocks[at].element.replaceWith(element);
       else this.element.append(element);
       this.blocks[at] = { raw: token.raw, element };

@@ -21,7 +21,8 @@ const BLOCK = new RegExp(`^ {0,3}(${DOLLARS}|${BRACKETS})[ \\t]*(?:\\n+|$)`);
 /** A line with which a formula of several lines begins, ended or not. */
 export const BEGINS = /^[ \t]*(?:\$\$|\\\[)/m;
 
-const renderer = ({ text }) => `<code class="math">${text.replace(/[&<>]/g, (c) => `&#${c.charCodeAt(0)};`)}</code>`;
+export const escaped = (text) => text.replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
+const renderer = ({ text }) => `<code class="math">${escaped(text)}</code>`;
 const found = (type, pattern, whole = 0) => (source) => {
   const match = pattern.exec(source);
   return match && !/\n[ \t]*\n/.test(match[whole]) ? { type, raw: match[0], text: match[whole] } : undefined;
@@ -54,6 +55,8 @@ function modest(tex) {
   return tex.length <= 4000 && cells <= 3000 && (tex.match(DOUBLES) ?? []).length <= 4 && !DEFINES.test(tex);
 }
 
+/** What no text of a model may have. */
+export const STRICT = { ALLOW_DATA_ATTR: false, ALLOW_ARIA_ATTR: false, RETURN_DOM_FRAGMENT: true };
 const MATHML = {
   ALLOWED_TAGS: ["math", "mrow", "mi", "mn", "mo", "ms", "mtext", "mspace", "mfrac", "msqrt", "mroot", "mstyle", "mpadded",
     "mphantom", "msub", "msup", "msubsup", "munder", "mover", "munderover", "mmultiscripts", "mprescripts",
@@ -61,9 +64,7 @@ const MATHML = {
   ALLOWED_ATTR: ["display", "displaystyle", "scriptlevel", "mathvariant", "stretchy", "fence", "separator", "form", "symmetric",
     "largeop", "movablelimits", "minsize", "maxsize", "accent", "accentunder", "linethickness", "lspace", "rspace", "notation",
     "columnspan", "rowspan", "width", "height", "class"],
-  ALLOW_DATA_ATTR: false,
-  ALLOW_ARIA_ATTR: false,
-  RETURN_DOM_FRAGMENT: true,
+  ...STRICT,
 };
 
 DOMPurify.addHook("uponSanitizeAttribute", (node, data) => {

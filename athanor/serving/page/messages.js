@@ -2,7 +2,7 @@
 
 import { tinted } from "./chances.js";
 import { answerAgain, ask, feedback, flip, goOn, live, pick, retry } from "./chat.js";
-import { copyText, h, icon, iconButton, onEnter, toast } from "./dom.js";
+import { copyText, counted, h, icon, iconButton, onEnter, toast } from "./dom.js";
 import { Growing, render } from "./markdown.js";
 import { isTraced, marked, sources, toggleTrace } from "./origins.js";
 import { changed, continues, state } from "./state.js";
@@ -91,8 +91,8 @@ export function answerMessage(message, { column = false } = {}) {
     ...continues(message.model) ? [] : [vote("good", "up", "Good answer"), vote("bad", "down", "Bad answer")],
     column ? null : iconButton("redo", "Answer again", () => answerAgain(message), {
       "data-key": `redo-${message.parent}`, disabled: Boolean(live()) }),
-    message.stats?.likely ? iconButton("chart", state.untinted ? "Show probabilities" : "Show as text",
-      () => ((state.untinted = !state.untinted), changed("thread")), { "data-key": `chances-${message.id}` }) : null,
+    message.stats?.likely && iconButton("chart", state.untinted ? "Show probabilities" : "Show as text",
+      () => ((state.untinted = !state.untinted), changed("thread")), { "data-key": `chances-${message.id}` }),
     message.content ? iconButton("book", "Where is this from?", () => toggleTrace(message), {
       "aria-pressed": String(isTraced(message)), "data-key": `trace-${message.id}` }) : null,
     stats(message, column ? null : label), !column && cut(message));
@@ -138,7 +138,7 @@ function cut(message) {
 
 function stats(message, label) {
   const { tokens, seconds, reason, forgotten } = message.stats ?? {};
-  const parts = [label, tokens && `${tokens} tokens`, tokens && seconds > 0 && `${Math.round(tokens / seconds).toLocaleString()} tokens/s`,
+  const parts = [label, tokens && counted(tokens, "token"), tokens && seconds > 0 && `${Math.round(tokens / seconds).toLocaleString()} tokens/s`,
     { length: "cut at the limit", stopped: "stopped" }[reason],
     forgotten && `oldest ${forgotten === 1 ? "exchange" : `${forgotten} exchanges`} forgotten`, message.feedback?.correction && "corrected"];
   const title = reason === "length" ? "The longest answer is a setting of the chat; the model's context is a limit too."

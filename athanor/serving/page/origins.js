@@ -1,7 +1,7 @@
 // Which parts of an answer stand word for word in the training data, and where; looked up when it is asked for.
 
 import { send } from "./api.js";
-import { h } from "./dom.js";
+import { counted, h } from "./dom.js";
 import { changed } from "./state.js";
 
 const traces = new Map(); // id of a message -> its trace, {problem}, or {} while it is looked up
@@ -42,8 +42,6 @@ export function sources(message) {
   return panel(...trace.spans.flatMap(spanSources), h("p.muted", {},
     `${trace.found} of ${trace.tokens} tokens stand in the training data, in spans of at least ${trace.min_words} words or as the whole answer${trace.found < trace.tokens ? "; the others are the model's own words" : ""}.`));
 }
-
-const counted = (count, noun) => `${count.toLocaleString()} ${noun}${count === 1 ? "" : "s"}`;
 
 function spanSources({ times, documents, places }, at) {
   const more = documents - places.length;

@@ -85,8 +85,8 @@ function load() {
 }
 
 function group(chat) {
-  const day = (date) => new Date(date.getFullYear(), date.getMonth(), date.getDate());
-  const days = Math.round((day(new Date()) - day(new Date(chat.updated_at))) / 86_400_000);
+  const day = (time) => new Date(time).setHours(0, 0, 0, 0);
+  const days = Math.round((day(Date.now()) - day(chat.updated_at)) / 86_400_000);
   return days < 1 ? "Today" : days < 2 ? "Yesterday" : days < 8 ? "Last 7 days" : days < 31 ? "Last 30 days" : "Older";
 }
 

@@ -88,5 +88,5 @@ export async function loadModels() {
 export async function patchChat(values, chat = state.chat) {
   Object.assign(chat, values);
   changed("chat", "models");
-  if (chat.id !== null) await update(chat.id, values);
+  if (chat.id !== null) await update(chat.id, values, [], chat);
 }

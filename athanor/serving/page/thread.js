@@ -107,8 +107,7 @@ function welcome() {
   const cards = starters().map(({ title, text }) => h("button.card", { onclick: () => submit(text) },
     h("span.muted", {}, title), h("span", {}, text)));
   offered = offer();
-  const goesOn = continues(chosenModels()[0]);
-  const view = copyOf(goesOn ? "welcome-base" : "welcome");
+  const view = copyOf(continues(chosenModels()[0]) ? "welcome-base" : "welcome");
   if (cards.length) view.append(h("div.cards", {}, cards));
   if (chosenModels().length) {
     view.append(h("button.text.more", { onclick: () => openAbout(chosenModels()[0]) }, "What it was taught, and what it is made of"));
