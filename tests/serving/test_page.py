@@ -22,6 +22,13 @@ from tests.serving.parrot import CODE, MARKDOWN, PLAIN, WHO
 
 pytestmark = pytest.mark.extra
 BOTH = pytest.mark.parametrize("browser", ["chromium", "firefox"], indirect=True)
+STORE = "import('/page/vendor/idb.js').then(({ openDB }) => openDB('athanor'))"
+# As on a full disk: each row that is written is refused, until room().
+FULL = """() => {
+    const { put } = IDBObjectStore.prototype;
+    window.room = () => { IDBObjectStore.prototype.put = put; };
+    IDBObjectStore.prototype.put = () => { throw new DOMException("no room", "QuotaExceededError"); };
+}"""
 
 
 @BOTH
@@ -178,7 +185,10 @@ def test_chats_are_found_renamed_exported_deleted_and_imported(reader):
     reader.see("#chats .none")
     reader.reload()  # leaving the page does not bring it back
     reader.count("#chats .title", 1)
-    for text in (whole.replace('"role": "user"', '"role": "other"', 1), whole):
+    chat = json.loads(whole)
+    question, answer = chat["messages"]
+    question["created_at"], answer["created_at"] = answer["created_at"], question["created_at"]  # by a clock set back
+    for text in (whole.replace('"role": "user"', '"role": "other"', 1), json.dumps(chat)):
         with reader.expect_file_chooser() as chooser:
             reader.choose("#files", "Import chats")
         chooser.value.set_files({"name": "chat.json", "mimeType": "application/json", "buffer": text.encode()})
@@ -186,6 +196,20 @@ def test_chats_are_found_renamed_exported_deleted_and_imported(reader):
     reader.locator("#chats .title", has_text=title).click()
     reader.see(".code code", "def add")
     assert {chat["title"] for chat in json.loads(reader.saved("Export all chats", "#files"))} == {title, WHO[0]}
+
+
+def test_a_chat_that_could_not_be_written_is_written_later_and_a_deleted_one_never(reader):
+    reader.page.evaluate(FULL)
+    reader.ask(PLAIN[0])
+    reader.see(".toast", "no room")
+    reader.page.evaluate("room()")
+    reader.ask(WHO[0])
+    reader.reload()
+    assert reader.texts(".bubble") == [PLAIN[0], WHO[0]] and reader.texts() == [PLAIN[1], WHO[1]]
+    reader.page.evaluate(f"{STORE}.then((db) => db.clear('chats'))")  # as another tab does
+    reader.push("Good answer")
+    reader.see("[aria-label='Good answer'][aria-pressed=true]")
+    assert reader.page.evaluate(f"{STORE}.then((db) => db.count('chats'))") == 0
 
 
 def test_two_tabs_show_the_same_chats(reader):
