@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ def environment(**more: str) -> dict[str, str]:
     return kept | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ATHANOR_THREADS": "1"} | more
 
 
-class Live:
+class Live(AbstractContextManager):
     """A server in `folder`, started with `words`; leave the context to end it."""
 
     def __init__(self, folder: Path, *words: str, **more: str) -> None:
@@ -45,11 +44,8 @@ class Live:
         else:
             raise AssertionError(f"no server: {self.said()}")
 
-    def __enter__(self) -> Live:
-        return self
-
     def __exit__(self, *problem: object) -> None:
-        self.process.send_signal(signal.SIGTERM)
+        self.process.terminate()
         try:
             self.process.wait(PATIENCE)
         finally:
@@ -62,7 +58,7 @@ class Live:
         answer = requests.request(method, self.url + path, json=body, headers=headers, timeout=PATIENCE)
         kind, ignored = answer.headers["content-type"], answer.headers.get("X-Athanor-Ignored")
         if "event-stream" in kind:
-            reply = streamed(answer.iter_lines())
+            reply = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith(b"data: {")]
         else:
             reply = answer.json() if kind == "application/json" else answer.text
         return answer.status_code, set(ignored.split(", ") if ignored else ()), reply
@@ -83,8 +79,3 @@ def said(reply: Any, index: int = 0) -> str:
         return reply["choices"][index]["message"]["content"]
     choices = [choice for chunk in reply for choice in chunk["choices"] if choice["index"] == index]
     return "".join(choice["delta"].get("content", "") for choice in choices)
-
-
-def streamed(lines: Iterator[bytes]) -> list[Any]:
-    """The data of server-sent events."""
-    return [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]

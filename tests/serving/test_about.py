@@ -75,7 +75,7 @@ def test_about_an_export_there_is_its_card_its_topics_its_commit_and_the_health_
     assert panel(export / "hf") == NOTHING | {"card": "# own"}
 
 
-def test_about_a_foreign_directory_there_is_its_readme_or_nothing(tmp_path):
-    assert panel(tmp_path) == NOTHING == panel(tmp_path / "gone.gguf")
+def test_about_a_foreign_model_there_is_its_readme_or_nothing(tmp_path):
+    assert panel(tmp_path / "gone.gguf") == NOTHING
     (tmp_path / "README.md").write_bytes(b"# A bird\xff")
     assert panel(tmp_path)["card"] == "# A bird\ufffd"

@@ -10,6 +10,10 @@ from tests.serving.live import PATIENCE, Live
 from tests.serving.parrot import LONG, PLAIN, SYSTEM, WHO
 
 ASK = [{"role": "user", "content": PLAIN[0]}]
+EVENTS = (
+    "created in_progress output_item.added content_part.added "
+    "output_text.done content_part.done output_item.done completed"
+).split()
 OPTIONS = {"api_key": "none needed", "max_retries": 0, "timeout": PATIENCE}
 
 
@@ -43,7 +47,10 @@ def test_openai_responses(address):
     with client.responses.stream(input=again, **options) as stream:
         events = list(stream)
         assert stream.get_final_response().output_text == WHO[1]
-    assert "".join(one.delta for one in events if one.type == "response.output_text.delta") == WHO[1]
+    *begin, text, part, item, whole = [one for one in events if "delta" not in one.type]
+    assert [one.type.removeprefix("response.") for one in (*begin, text, part, item, whole)] == EVENTS
+    assert item.item.content == [part.part]
+    assert "".join(one.delta for one in events if "delta" in one.type) == WHO[1] == text.text == part.part.text
     assert [one.sequence_number for one in events] == list(range(len(events)))
     cut = client.responses.create(input=LONG[0], max_output_tokens=5, **options)
     assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")

@@ -181,18 +181,6 @@ def test_an_echo_has_the_loglikelihood_of_each_token(server, tokenizer, model):
     assert alone["token_logprobs"] == found["token_logprobs"][:-1]
 
 
-def test_a_response_streams_its_events_in_their_order(server):
-    events = ask(server, "/v1/responses", input=PLAIN[0], stream=True)
-    names = [event["type"].removeprefix("response.") for event in events]
-    deltas = [event["delta"] for event in events if "delta" in event]
-    begin = ["created", "in_progress", "output_item.added", "content_part.added", *["output_text.delta"] * len(deltas)]
-    assert names == [*begin, "output_text.done", "content_part.done", "output_item.done", "completed"]
-    assert [event["sequence_number"] for event in events] == list(range(len(events)))
-    (item,) = events[-1]["response"]["output"]
-    assert "".join(deltas) == events[-4]["text"] == PLAIN[1] and item == events[-2]["item"]
-    assert item["content"] == [events[-3]["part"]]
-
-
 def test_a_response_is_of_the_schema(server):
     text = {"format": {"type": "json_schema", "name": "bird", "schema": {"const": "owl"}}}
     assert ask(server, "/v1/responses", input=PLAIN[0], text=text)["output"][0]["content"][0]["text"] == '"owl"'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import signal
 import socket
 import subprocess
@@ -11,7 +10,6 @@ import sys
 import psutil
 import pytest
 
-from athanor.serving.retraining import FOLDER, LOCK, LOG
 from tests.serving.live import PATIENCE, Live, environment
 
 LONG = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 29_000, "stream": True}
@@ -29,10 +27,8 @@ def refusal(folder, *words: str) -> str:
     ("words", "told"),
     [
         ("--memory 0", "--memory: 0.0 is no number above 0"),
-        ("--memory nan", "--memory"),
         ("--rows -1", "--rows: -1 is no number above 0"),
         ("--model ./kee", "--model ./kee: no model, experiment or path of this name"),
-        ("--host 300.1.1.1", "300.1.1.1"),
         ("--port 70000", "--port 70000: no number of a port. Fix: name one from 1 to 65535"),
         ("--allow-host a:80", "--allow-host a:80: no name of a host"),
         ("--api-key-file missing", "missing: there is no such file. Fix: write the key into it"),
@@ -84,18 +80,6 @@ def test_a_taken_port_is_named_with_another(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f'--port {port + 1} (make serve SERVE="--port' in refusal(tmp_path, "--port", str(port))
-
-
-def test_a_training_that_outlives_the_server_is_named(tmp_path):
-    (tmp_path / "dvc.yaml").touch()
-    (tmp_path / FOLDER).mkdir(parents=True)
-    with open(tmp_path / FOLDER / LOCK, "wb") as lock, Live(tmp_path) as server:
-        (tmp_path / FOLDER / LOG).touch()
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert server.ask(None, "/api/state")[2]["retraining"]["state"] == "running"
-        server.process.send_signal(signal.SIGINT)
-        server.process.wait(PATIENCE)
-        assert "the training on corrections continues; athanor stop ends it" in server.said()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
