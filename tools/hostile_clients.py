@@ -76,7 +76,7 @@ def crafted(folder: Path) -> list[Path]:
 
 
 def raw(body: bytes, path: str = CHAT, method: str = "POST") -> bytes:
-    head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
@@ -135,7 +135,7 @@ async def _attack(port: int, end: float) -> None:
         for name in ("torn", "counts", "string", "nested", "type"):
             sent.append(question("hi", model=name))
         writer.write(chance.choice(sent))
-        data = await reader.read(1 << 16)
+        data = await reader.read()
         seen["escaped"] += MARK in data or b"def build_app" in data
         seen[data[9:12].decode(errors="replace")] += 1
 
@@ -157,9 +157,8 @@ async def good(port: int, seconds: float) -> tuple[list[float], int]:
         began = time.monotonic()
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            data = question(f"What is {len(took)} + 1?", max_tokens=32)
-            writer.write(data.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1))
-            failed += not (await reader.read(1 << 20)).startswith(b"HTTP/1.1 200")
+            writer.write(question(f"What is {len(took)} + 1?", max_tokens=32))
+            failed += not (await reader.read()).startswith(b"HTTP/1.1 200")
             writer.close()
         except OSError:
             failed += 1

@@ -11,6 +11,7 @@ import asyncio
 import os
 import shutil
 import sys
+import time
 from collections.abc import Collection
 from pathlib import Path
 
@@ -21,7 +22,8 @@ from athanor.export.llamacpp.engine import child_environment
 from athanor.tokenizer.tokenizer import MODEL_FILE
 
 FOLDER, FILE = ".athanor/gguf", "model.gguf"
-KEPT, KEPT_BYTES = 8, 8 << 30  # conversions; of a checkpoint each is asked for once or twice
+# Conversions; of a checkpoint each is asked for once or twice. One of the last hour may be loading.
+KEPT, KEPT_BYTES, RECENT_SECONDS = 8, 8 << 30, 3600
 
 
 async def gguf_of(root: Path, model: AvailableModel, used: Collection[Path] = ()) -> Path:
@@ -34,7 +36,8 @@ async def gguf_of(root: Path, model: AvailableModel, used: Collection[Path] = ()
         total = 0
         for count, old in enumerate(sorted(target.parent.iterdir(), key=lambda folder: -folder.stat().st_mtime), 2):
             total += sum(file.stat().st_size for file in old.glob("*"))
-            if (count > KEPT or total > KEPT_BYTES) and old / FILE not in used:
+            recent = time.time() - old.stat().st_mtime < RECENT_SECONDS
+            if (count > KEPT or total > KEPT_BYTES) and not recent and old / FILE not in used:
                 shutil.rmtree(old, ignore_errors=True)
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", "athanor.catalog.convert", str(path), str(target), cwd=root,

@@ -176,7 +176,11 @@ class Connection(H11Protocol):
         if others > MOST_CONNECTIONS and address not in self.trusted:
             transport.abort()
         elif len(self.connections) > self.most:
-            waiting = [one for one in self.connections if isinstance(one, Connection) and one.waits]
+            waiting = [
+                one
+                for one in self.connections
+                if isinstance(one, Connection) and one.waits and not one.transport.is_closing()
+            ]
             min(waiting, key=lambda one: one.number).transport.abort()
         # A client that takes nothing is cut by the kernel: closing the connection would wait for it for ever.
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux

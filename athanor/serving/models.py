@@ -144,10 +144,10 @@ class Models:
             await self._sweep()
             raise
         entry = self._entries[name]
-        if entry.served and not (entry.users or Path(entry.served.engine.job.path).is_file()):
-            await self._end(entry)  # it could not be started again
         entry.users, entry.last_used = entry.users + 1, time.monotonic()
         try:
+            if entry.served and entry.users == 1 and not Path(entry.served.engine.job.path).is_file():
+                await self._end(entry)  # it could not be started again
             await self._sweep()
             if entry.served is None and entry.task is None:
                 entry.task = asyncio.create_task(self._load(entry))

@@ -12,6 +12,7 @@ from tests.evaluation.tiny import make_model, save, write_tiny_tokenizer
 
 def test_other_weights_are_converted_again_and_files_in_use_stay(tmp_path, monkeypatch):
     monkeypatch.setattr(convert, "KEPT", 1)
+    monkeypatch.setattr(convert, "RECENT_SECONDS", 0)
     tokenizer, base = write_tiny_tokenizer(tmp_path / "models/tokenizer"), tmp_path / "models/base"
 
     def made(seed: int, *used):

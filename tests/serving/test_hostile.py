@@ -45,7 +45,7 @@ def answered(server) -> bool:
 # Of one address the newest are cut; of several the oldest, so that a newcomer is answered.
 @pytest.mark.parametrize(
     ("addresses", "count", "gone"),
-    [(1, MOST_CONNECTIONS + 5, slice(MOST_CONNECTIONS, None)), (9, OTHER_CONNECTIONS + 20, slice(1))],
+    [(1, MOST_CONNECTIONS + 5, slice(MOST_CONNECTIONS, None)), (9, OTHER_CONNECTIONS + 20, slice(10))],
 )
 def test_connections_beyond_the_limits_are_cut(server, addresses, count, gone):
     with contextlib.ExitStack() as stack:

@@ -27,7 +27,6 @@ def refusal(folder, *words: str) -> str:
     ("words", "told"),
     [
         ("--memory 0", "--memory: 0.0 is no number above 0"),
-        ("--rows -1", "--rows: -1 is no number above 0"),
         ("--model ./kee", "--model ./kee: no model, experiment or path of this name"),
         ("--port 70000", "--port 70000: no number of a port. Fix: name one from 1 to 65535"),
         ("--allow-host a:80", "--allow-host a:80: no name of a host"),

@@ -39,18 +39,19 @@ def main() -> None:
     except (RuntimeError, ValueError, OSError) as error:
         write(failed=str(error) or type(error).__name__)
         return
-    write(ready={"address": server.listening_address, "pid": os.getpid()})
     scorer, scored = None, ("context_tokens", "threads", "exact", "accelerator", "lora")
-    for line in sys.stdin:
-        request = json.loads(line)
-        try:
-            if scorer is None:
-                scorer = Scorer(path, **{name: job[name] for name in scored})
-            for row in scorer.score(*request["score"]):
-                write(id=request["id"], row=row)
-            write(id=request["id"])
-        except AthanorError as error:
-            write(id=request["id"], failed=str(error))
+    with contextlib.suppress(BrokenPipeError):  # its owner was killed
+        write(ready={"address": server.listening_address, "pid": os.getpid()})
+        for line in sys.stdin:
+            request = json.loads(line)
+            try:
+                if scorer is None:
+                    scorer = Scorer(path, **{name: job[name] for name in scored})
+                for row in scorer.score(*request["score"]):
+                    write(id=request["id"], row=row)
+                write(id=request["id"])
+            except AthanorError as error:
+                write(id=request["id"], failed=str(error))
     socket = Path(job["socket"])
     with contextlib.suppress(OSError):
         for file in (socket, socket.parent / "log"):
@@ -59,6 +60,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
-    sys.stdout.flush()
-    os._exit(0)  # the server's threads have no clean end
+    try:
+        main()
+    finally:
+        os._exit(0)  # the server's threads have no clean end

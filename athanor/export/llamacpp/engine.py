@@ -84,7 +84,7 @@ class Engine:
         self._scoring = asyncio.Lock()
         self._numbers = itertools.count()
         self.under_way: Counter[str] = Counter()  # by digest
-        self._ends: dict[str, list[float]] = {}  # times at which engines ended under a request
+        self._ends: dict[str, dict[object, float]] = {}  # by digest: processes that ended under it, and when
         self._allowed = SILENT_SECONDS
         self._silent: asyncio.subprocess.Process | None = None  # the one that was killed last for it
         self._watching: asyncio.Task[None] | None = None
@@ -137,9 +137,7 @@ class Engine:
     async def close(self) -> None:
         self._closed = True
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-            await self._process.wait()
+            await _end(self._process)
         for task in (self._watching, self._reading):
             if task is not None:
                 task.cancel()
@@ -152,7 +150,7 @@ class Engine:
         content = {name: value for name, value in body.items() if name != "seed"}  # each try may have its own
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
         now = time.monotonic()
-        self._ends = {one: times for one, times in self._ends.items() if times[-1] > now - REFUSED_SECONDS}
+        self._ends = {one: times for one, times in self._ends.items() if max(times.values()) > now - REFUSED_SECONDS}
         if len(self._ends.get(digest, ())) >= MOST_ENDS:
             what = f"{MOST_ENDS} engines ended under this very request"
             raise InputError(what, where="request", fix="change its settings or its text")
@@ -169,7 +167,7 @@ class Engine:
                     await (process.wait() if process else asyncio.sleep(0))
             # A SIGKILL that is not ours came from elsewhere.
             if process is self._silent or (process and process.returncode not in (None, -signal.SIGKILL)):
-                self._ends.setdefault(digest, []).append(time.monotonic())
+                self._ends.setdefault(digest, {})[process] = time.monotonic()
             raise EngineDied("the engine ended during the answer", fix="ask again") from None
         finally:
             self.under_way -= Counter([digest])
@@ -193,7 +191,8 @@ class Engine:
                 silent, computed = process, _processor_seconds(process.pid) - used > self._allowed / 2
                 if process.returncode is None and (computed or not _wants_its_turn(process.pid)):
                     self._silent = process
-                    process.kill()
+                    with contextlib.suppress(ProcessLookupError):
+                        process.kill()
             except (AthanorError, ConnectionError):
                 pass  # it ended: whoever waits for it gets to know
 
@@ -221,12 +220,10 @@ class Engine:
             except (TimeoutError, ConnectionError):
                 line = b""
             except BaseException:  # the request was cancelled: half a start would be taken for an engine
-                self._process.kill()
-                await self._process.wait()
+                await _end(self._process)
                 raise
             if not (said := json.loads(line) if line else {}).get("ready"):
-                self._process.kill()
-                await self._process.wait()
+                await _end(self._process)
                 reason = said.get("failed") or self._log_tail() or f"status {self._process.returncode}"
                 if said.get("missing"):
                     raise NotInstalled(reason, where="llama.cpp", fix=INSTALL)
@@ -265,7 +262,7 @@ class Engine:
                 rows = []
             await process.wait()
         finally:  # also after a line that is too long
-            if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
                 process.kill()
             self._fail(stream.Lost("the engine ended"))
 
@@ -276,8 +273,15 @@ class Engine:
         self._answers.clear()
 
     def _log_tail(self) -> str:
-        text = (self._folder / "log").read_bytes()[-LOG_BYTES:].decode(errors="replace")
+        log = self._folder / "log"  # not there once it is closed
+        text = log.read_bytes()[-LOG_BYTES:].decode(errors="replace") if log.exists() else ""
         return " / ".join(text.strip().splitlines()[-3:])[-400:]
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+        process.kill()
+    await process.wait()
 
 
 def _processor_seconds(pid: int) -> float:

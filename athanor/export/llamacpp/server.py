@@ -53,7 +53,7 @@ def start_server(
     if adapters:
         params.lora_adapters = adapters
     if not accelerator:
-        params.n_gpu_layers = 0
+        params.n_gpu_layers, params.no_op_offload = 0, True
     if exact:
         params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
         params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32

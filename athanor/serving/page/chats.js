@@ -46,7 +46,7 @@ async function write(id, action) {
   elsewhere.postMessage(id);
 }
 
-const unsaved = new Map(); // by id, chats of which a write failed, or none is done: the next writes all of them
+const unsaved = new Map(); // by id: to write whole
 
 export function create(chat) {
   navigator.storage?.persist?.();
@@ -61,7 +61,7 @@ export async function update(id, values, added = [], chat) {
   try {
     await write(id, async (chats, messages) => {
       const row = await chats.get(id) ?? fields;
-      if (row.id) await Promise.all([chats.put({ ...row, ...values }), ...[...known, ...added].map((message) => messages.put({ ...message, chat: id }))]);
+      if (row.id) await Promise.all([chats.put({ ...row, ...fields, deleted: row.deleted, ...values }), ...[...known, ...added].map((message) => messages.put({ ...message, chat: id }))]);
     });
     unsaved.delete(id);
   } catch (error) {

@@ -136,9 +136,9 @@ function renameField(chat) {
     const title = field.value.trim();
     if (keep && title && title !== chat.title) {
       tell(async () => {
-        const known = state.lives.get(chat.id)?.chat ?? state.chat;
-        if (known.id === chat.id) known.title = title;
-        await chats.update(chat.id, { title });
+        const open = [state.lives.get(chat.id)?.chat, state.chat].find((one) => one?.id === chat.id);
+        if (open) open.title = title;
+        await chats.update(chat.id, { title }, [], open);
         await refresh();
       });
     }
