@@ -17,6 +17,7 @@ from athanor.tokenizer.chat import prompt_ids
 
 RESERVE_SHARE = 0.25  # of the context, kept free for an answer at the cost of the oldest exchanges
 MAX_MESSAGES, MAX_CHARS = 1000, 1 << 18  # of one request
+HERE_CHARS = 4000  # laid out in a millisecond, which a thread takes, too
 FOREIGN_TOKEN_BYTES = 256  # no token of a foreign file is taken to be longer
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 Asked = str | Sequence[int] | Sequence[Message]
@@ -35,7 +36,11 @@ async def laid_out(served: Served, asked: Asked, limit: int | None) -> tuple[lis
         return asyncio.run_coroutine_threadsafe(served.engine.ask(path, body), loop).result()
 
     limit = int(served.defaults["max_new_tokens"]) if limit is None else limit
-    ids, forgotten = await asyncio.to_thread(_lay_out, served, asked, limit, ask)
+    chars = sum(len(one.content) if isinstance(one, Message) else 1 for one in asked)
+    if served.tokenizer is not None and chars < HERE_CHARS:
+        ids, forgotten = _lay_out(served, asked, limit, ask)
+    else:
+        ids, forgotten = await asyncio.to_thread(_lay_out, served, asked, limit, ask)
     if not ids:
         raise InputError("it is empty", where="prompt", fix="send a text, or ids")
     if len(ids) >= (context := served.context_tokens):

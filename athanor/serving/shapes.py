@@ -46,18 +46,20 @@ class Chat:
                 return
 
     async def lines(self, events: Events) -> AsyncIterator[str]:
-        """The server-sent events of a stream; after an error nothing follows."""
-        for index in range(len(self.parts)):
-            yield self.line(index, {"type": "start"})
+        """The server-sent events of a stream; after an error nothing follows. Those without text go with the next."""
+        held = "".join(self.line(index, {"type": "start"}) for index in range(len(self.parts)))
         try:
             async for index, event in events:
                 self.take(index, event)
                 if event["type"] in ("text", "end"):
-                    yield self.line(index, event)
+                    held += self.line(index, event)
+                if event["type"] == "text":
+                    yield held
+                    held = ""
         except Refused as error:  # too late for a status
-            yield self.failed(fault(error.status, str(error), error.code))
+            yield held + self.failed(fault(error.status, str(error), error.code))
         else:
-            yield self.last()
+            yield held + self.last()
 
     def take(self, index: int, event: Row) -> None:
         part = self.parts[index]
