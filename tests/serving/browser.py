@@ -106,8 +106,8 @@ class Reader:
         context.add_init_script(SCRIPT)
         context.set_default_timeout(PATIENCE)
         self.url, self.context, self.page = f"{url}/", context, context.new_page()
-        self.elsewhere: list[str] = []  # addresses of other hosts
-        self.sent: list[dict] = []  # bodies of requests for answers
+        self.elsewhere = []  # addresses of other hosts
+        self.sent = []  # bodies of requests for answers
         self.page.on("request", self._request)
         self.page.goto(self.url)
         self.page.bring_to_front()  # Firefox gives only one window the focus

@@ -100,6 +100,8 @@ def checkout(tmp_path, monkeypatch) -> Clone:
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text(text)
     clone.run("git", "init", "-q")
+    for name in ("user.name", "user.email"):  # `dvc exp apply` wants both
+        clone.run("git", "config", name, "t@localhost")
     clone.dvc("init", "-q")
     assert keep(tmp_path) == "no result is kept: there is no commit yet"
     commit(clone, "start")

@@ -39,9 +39,7 @@ def test_what_cannot_be_started_says_why_in_one_line(tmp_path, words, told):
     assert told in refusal(tmp_path, *words.split())
 
 
-@pytest.mark.parametrize(
-    ("words", "more"), [("--api-key-file key", {}), ("", {"ATHANOR_API_KEY": "key-7!~"})], ids=["file", "variable"]
-)
+@pytest.mark.parametrize(("words", "more"), [("--api-key-file key", {}), ("", {"ATHANOR_API_KEY": "key-7!~"})])
 def test_a_key_is_asked_for_where_models_are(tmp_path, words, more):
     (tmp_path / "key").write_text("key-7!~\n")
     with Live(tmp_path, *words.split(), **more) as server:
