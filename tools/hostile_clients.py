@@ -4,8 +4,7 @@
 
 Serves MODEL (default: models/export/model-f16.gguf) and files with crafted GGUF headers. A good client asks question
 after question, first alone, then while a process of low priority sends from many loopback addresses: streams that are
-read slowly or not at all, aborts, 1,000 connections that say little or nothing, bad UTF-8, deep JSON, long histories,
-batches, wrong types, huge numbers, requests for the crafted files and paths out of the page's folder. Prints p50 and
+read slowly or not at all, aborts, 1,000 connections that say little or nothing, bad UTF-8, deep JSON, long histories, wrong types, huge numbers, requests for the crafted files and paths out of the page's folder. Prints p50 and
 p99 of the good client alone and attacked, and memory, open files and files on disk before and after; a minute of attack
 comes first, uncounted. Exit status 1 if an answer of the good client failed, a file outside was sent, p99 rose more
 than threefold, or something grew.
@@ -53,11 +52,9 @@ BODIES = [
     b'{"messages": [{"role": "user", "content": "' + b"word " * 60_000 + b'"}]}',
     b'{"messages": {"role": 1e999}}',
     json.dumps({"messages": [{"role": role, "content": "word"} for role in ("user", "assistant") * 450]}).encode(),
-    json.dumps({"messages": [{"role": "user", "content": "hi"}], "n": 8, "max_tokens": 100}).encode(),
     b"[" * 50,
     bytes(range(256)) * 40,
 ]
-BATCH = json.dumps({"prompt": ["word"] * 16, "n": 8, "max_tokens": 100}).encode()
 
 
 def crafted(folder: Path) -> list[Path]:
@@ -137,7 +134,6 @@ async def _attack(port: int, end: float) -> None:
     async def body(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         sent = [
             raw(chance.choice(BODIES)),
-            raw(BATCH, "/v1/completions"),
             raw(b"", chance.choice(PATHS), "GET"),
             os.urandom(300) + b"\r\n\r\n",
         ]
