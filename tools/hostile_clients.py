@@ -4,10 +4,11 @@
 
 Serves MODEL (default: models/export/model-f16.gguf) and files with crafted GGUF headers. A good client asks question
 after question, first alone, then while a process of low priority sends from many loopback addresses: streams that are
-read slowly or not at all, aborts, 1,000 connections that say little or nothing, bad UTF-8, deep JSON, long histories, wrong types, huge numbers, requests for the crafted files and paths out of the page's folder. Prints p50 and
-p99 of the good client alone and attacked, and memory, open files and files on disk before and after; a minute of attack
-comes first, uncounted. Exit status 1 if an answer of the good client failed, a file outside was sent, p99 rose more
-than threefold, or something grew.
+read slowly or not at all, aborts, 1,000 connections that say little or nothing, bad UTF-8, deep JSON, long histories,
+wrong types, huge numbers, requests for the crafted files and paths out of the page's folder. Prints p50 and p99 of the
+good client alone and attacked, and memory, open files and files on disk before and after; a minute of attack comes
+first, uncounted. Exit status 1 if an answer of the good client failed, a file outside was sent, p99 rose more than
+threefold, or something grew.
 """
 
 from __future__ import annotations
