@@ -79,7 +79,7 @@ def fsync_tree(path: Path) -> None:
         fsync_dir(Path(folder))
 
 
-def write_bytes(path: AnyPath, data: bytes, mode: int = 0o644) -> None:
+def write_bytes(path: AnyPath, data: bytes) -> None:
     """Write a file so that a reader sees the old content or the new one, never a part.
 
     A new inode every time: an output may be a hard link into DVC's cache, and
@@ -93,7 +93,7 @@ def write_bytes(path: AnyPath, data: bytes, mode: int = 0o644) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, mode)
+        os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):

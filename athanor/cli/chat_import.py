@@ -12,11 +12,10 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from athanor.base.artifacts import write_bytes
 from athanor.base.errors import InputError
 from athanor.cli.render import plural
 from athanor.runtime.machine import anchor
-from athanor.serving.feedback import OWNER_ONLY, Feedback
+from athanor.serving.feedback import Feedback, write_private
 
 OLD, OUT = ".athanor/chat.sqlite3", "chats.json"
 
@@ -47,7 +46,7 @@ def import_old(feedback: Feedback, args: argparse.Namespace) -> int:
         if message["feedback"]["status"] in ("accepted", "rejected"):
             feedback.settle(row["id"], message["feedback"]["status"])
     out = feedback.path.with_name(OUT)
-    write_bytes(out, json.dumps(chats, ensure_ascii=False, indent=1).encode(), OWNER_ONLY)
+    write_private(out, json.dumps(chats, ensure_ascii=False, indent=1).encode())
     print(f"{feedback.path}: {plural(len(added), 'judged answer')} added, {len(judged) - len(added)} in it already")
     print(f"{out}: {plural(len(chats), 'chat')}. Open the page in your browser and import this file there")
     return 0

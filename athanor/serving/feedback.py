@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -16,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from athanor.base.artifacts import fsync_dir, write_bytes
+from athanor.base.artifacts import fsync_dir
 from athanor.base.errors import InputError
 from athanor.base.strict import build
 from athanor.runtime import journal
@@ -153,7 +154,7 @@ class Feedback:
             if any(row.get("chat") == chat for row in rows):
                 # Without damaged lines: one may be of that chat.
                 kept = [_line({"id": row["id"]} if row.get("chat") == chat else row) for row in rows]
-                write_bytes(self.path, b"".join(kept), OWNER_ONLY)
+                write_private(self.path, b"".join(kept))
 
     @contextmanager
     def _open(self) -> Iterator[tuple[BinaryIO, list[Row]]]:
@@ -172,6 +173,20 @@ class Feedback:
         os.fsync(file.fileno())
         fsync_dir(self.path.parent)
         return row
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Replace a file as a whole; nobody else may read it at any moment."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:  # mode 0600
+        try:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+    fsync_dir(path.parent)
 
 
 def _last(rows: Iterable[Row]) -> list[Row]:
