@@ -154,7 +154,7 @@ def _own(root: Path) -> list[AvailableModel]:
         paths = [folder / HF_DIR] if (folder / HF_DIR / FACTS_FILE).exists() else []
         exports.append([described(path, "export", export) for path in (*paths, *sorted(folder.glob("*.gguf")))])
     exports.sort(key=lambda models: -models[0].created if models else 0)
-    base = [described(root / BASE, "export", f"{BASE}, goes on with a text")] if is_base(root / BASE) else []
+    base = [described(root / BASE, "export", f"{BASE}, continues a text")] if is_base(root / BASE) else []
     return [*chain(*exports), *base]
 
 

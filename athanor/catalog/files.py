@@ -60,7 +60,7 @@ def gguf_problem(path: Path) -> str:
     if "athanor.template_hash" not in header:
         return ""
     if (tokenizer := tokenizer_beside(path)) is None:
-        return f"its tokenizer is not beside it. Fix: put the export's {HF_DIR}/{MODEL_FILE} into {path.parent}"
+        return f"its tokenizer is missing. Fix: put the export's {HF_DIR}/{MODEL_FILE} into {path.parent}"
     return _mismatch_problem(header.get("athanor.tokenizer_digest"), header["athanor.template_hash"], tokenizer)
 
 

@@ -28,7 +28,7 @@ from athanor.catalog.places import (
 from athanor.runtime.locks import locked
 
 UNDONE = "undone"  # the `source` of such a model
-CONTINUES = "none"  # in place of the name of a template: the model goes on with a text
+CONTINUES = "none"  # in place of the name of a template: the model continues a text
 
 
 class Catalog:
@@ -70,14 +70,14 @@ def running(root: Path) -> list[AvailableModel]:
 
 
 def continues(path: Path) -> bool:
-    """Whether nobody has taught the model to answer, so that it goes on with a text."""
+    """Whether nobody has taught the model to answer, so that it continues a text."""
     return is_base(path) or origin(path).get("stage") == "pretrain"
 
 
 def _model(path: Path) -> AvailableModel:
     about, at_work = origin(path), is_checkpoint(path)
     state = "still training" if at_work else f"cooled down in {about['cooled']:,} steps" if "cooled" in about else "raw"
-    base = "; a base model: it goes on with your text" if continues(path) else ""
+    base = "; a base model: it continues your text" if continues(path) else ""
     label = f"{about['stage']} step {about['step']:,} ({state}{base})"
     if not at_work:
         return replace(described(path, UNDONE, ""), id=path.name, label=label)

@@ -27,7 +27,7 @@ SHAPE = ("context_tokens", "parameters")
 EVALUATION, ANSWERS, CHAT_MODEL = Path("data/eval"), "battery.jsonl", "sft"
 MOST, MOST_CHARS, LEAST_RIGHT = 4, 90, 0.5
 FIRST, OWN = "identity", "taught"  # the category that asks about the model; origin of one's own conversations
-LIKELIHOOD, WRITTEN = "likelihood", "written"  # texts that it goes on with, and items by hand: neither is trained on
+LIKELIHOOD, WRITTEN = "likelihood", "written"  # texts that it continues, and items by hand: neither is trained on
 MARKS = ".?!" + WIDE_MARKS
 SENTENCE = re.compile(rf"[A-Z\u0080-\U0010ffff].*[^{MARKS}][{MARKS}]")
 

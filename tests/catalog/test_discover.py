@@ -132,7 +132,7 @@ def test_what_is_no_model_says_what_to_name(repo, tmp_path):
         "foreign": "no export",
         "stage": "athanor shrink",
         "text/x.txt": "no .gguf file",
-        "alone.gguf": "not beside",
+        "alone.gguf": "its tokenizer is missing",
     }
     for name, word in words.items():
         assert word in discover(repo, [str(tmp_path / name)])[0].problem
@@ -179,6 +179,7 @@ LIMITED = """
 import resource, sys
 from pathlib import Path
 from athanor.catalog.discover import discover
+from athanor.serving import app, openai_api, page_api  # all of the server: it loads no torch either
 resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
 resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
 found = {model.id: model.problem for model in discover(Path(sys.argv[1]))}

@@ -38,7 +38,7 @@ function show(id, { card, topics, commit, health }) {
     ...lessons(tokens, topics, card, () => dialog),
     part("Checks", checks(tokens, health)),
     card ? h("button.plain", { onclick: () => (dialog.close(), openDialog(`Card of ${id}`, "box whole", h("div.prose", {}, render(card)))) }, "The whole card")
-      : h("p.muted", {}, "There is no card beside this model."));
+      : h("p.muted", {}, "This model has no card."));
 }
 
 function sources(tokens) {

@@ -23,7 +23,7 @@ function prose(message) {
   return bodies.get(message);
 }
 
-/** A text as the base model goes on with it: no Markdown, and what it began with before it. */
+/** A text as the base model continues it: no Markdown, and what it began with before it. */
 function continued(element, given) {
   element.classList.add("raw");
   element.prepend(h("span.given", {}, given));
@@ -87,7 +87,7 @@ export function answerMessage(message, { column = false } = {}) {
     "aria-pressed": String(verdict === kind), "data-key": `${kind}-${message.id}` });
   const foot = h("div.foot", {}, column ? null : arrows(message),
     iconButton("copy", "Copy the answer", (event) => copyText(message.content, event.currentTarget)),
-    // What goes on with a text answers nothing that could be taught.
+    // What continues a text answers nothing that could be taught.
     ...continues(message.model) ? [] : [vote("good", "up", "Good answer"), vote("bad", "down", "Bad answer")],
     column ? null : iconButton("redo", "Answer again", () => answerAgain(message), {
       "data-key": `redo-${message.parent}`, disabled: Boolean(live()) }),

@@ -55,7 +55,7 @@ export function recall(name, place = "localStorage") {
 
 export const modelOf = (id) => state.models.find((model) => model.id === id) ?? null;
 
-/** Whether a model goes on with a text: nobody has taught it to answer. */
+/** Whether a model continues a text: nobody has taught it to answer. */
 export const continues = (id) => modelOf(id)?.template === "none";
 
 /** The models the next question goes to: those of the chat that exist, else the last used one, else the newest. */
