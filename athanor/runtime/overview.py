@@ -109,7 +109,7 @@ def description(
     of_commit = f", commit {f'[{commit[:7]}]({page})' if page else f'`{commit[:7]}`'}" if commit else ""
     edited = tags.get("athanor.dirty") == "True" and not experiment  # which edits params.yaml, and has a commit
     preset, changed = _preset(root, tags, params)
-    again = _again(root, tags, {**_params_of(root, makers(tags).values()), **params}, preset)
+    again = _again(root, tags, {**params_of(root, makers(tags).values()), **params}, preset)
     of_preset = f" Parameters: preset `{preset}`{f' with {changed}' if changed else ''}." if preset else ""
     parts = [
         f"{f'Experiment **{experiment}**' if experiment else f'Branch {branch}'}{of_commit}"
@@ -145,7 +145,7 @@ def _again(root: Path, tags: Mapping[str, str], params: Mapping[str, str], prese
 
 def _preset(root: Path, tags: Mapping[str, str], params: Mapping[str, str]) -> tuple[str, str]:
     """The preset that is nearest to a parent's parameters and those of the runs that its inputs come from."""
-    return _changes(root, {**_params_of(root, makers(tags).values()), **params})
+    return _changes(root, tags, {**params_of(root, makers(tags).values()), **params})
 
 
 def changed(root: Path, tags: Mapping[str, str], params: Mapping[str, str]) -> str:
@@ -181,7 +181,7 @@ def _commit_page(root: Path, commit: str) -> str:
     return f"https://{match[1]}/{match[2]}/commit/{commit}" if match else ""
 
 
-def _params_of(root: Path, runs: Iterable[str]) -> dict[str, str]:
+def params_of(root: Path, runs: Iterable[str]) -> dict[str, str]:
     """Parameters of runs of this checkout: the stages that were not run again have theirs, too."""
     found: dict[str, str] = {}
     for run in runs:
@@ -202,18 +202,34 @@ def _presets(folder: Path) -> dict[str, dict[str, str]]:
     return found
 
 
-def _changes(root: Path, params: Mapping[str, str]) -> tuple[str, str]:
-    """The preset that is nearest to some parameters ("" without presets), and what differs from it."""
-    different = {
-        name: [key for key, value in params.items() if values.get(key) != value]
+def _changes(root: Path, tags: Mapping[str, str], params: Mapping[str, str]) -> tuple[str, str]:
+    """The preset that is nearest to some parameters ("" without presets), and what differs from it.
+
+    An experiment's own settings come first: they tell the runs of a sweep apart. Lists of sources come last.
+    """
+    sections = {name.partition(".")[0] for name in params}
+    distances = {
+        name: (
+            sum(values.get(key) != value for key, value in params.items()),
+            sum(key not in params and key.partition(".")[0] in sections for key in values),
+            name != presets.DEFAULT,
+        )
         for name, values in _presets(root / "presets").items()
     }
-    if not different:
+    if not distances:
         return "", ""
-    nearest = min(different, key=lambda name: (len(different[name]), name != presets.DEFAULT))
-    there, keys = _presets(root / "presets")[nearest], different[nearest]
+    nearest = min(distances, key=lambda name: distances[name])
+    there = _presets(root / "presets")[nearest]
+    commit = tags.get("mlflow.source.git.commit", "") if tags.get("athanor.experiment") else ""
+    before = params_at(root, commit) if commit else {}
+    own = [key for key, value in params.items() if before and before.get(key) != value]
+    rest = [key for key, value in params.items() if key not in own and there.get(key) != value]
+    keys = own + sorted(rest, key=lambda key: ".sources." in key)
     changes = [
-        f"`{key}` {params[key]} ({there[key]} there)" if key in there else f"`{key}` {params[key]}" for key in keys
+        f"`{key}` {params[key]} ({there[key]} there)"
+        if there.get(key, params[key]) != params[key]
+        else f"`{key}` {params[key]}"
+        for key in keys
     ]
     more = [f"{len(keys) - CHANGES} more"] if len(keys) > CHANGES else []
     return nearest, ", ".join([*changes[:CHANGES], *more])

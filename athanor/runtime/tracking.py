@@ -202,9 +202,8 @@ class Tracker:
             for duplicate in runs[1:]:
                 self.client.delete_run(duplicate.info.run_id)
             run_id = runs[0].info.run_id if runs else self._new(meta, meta["stage"], overview.child_tags(meta, parent))
-            params = {overview.key(key): str(value)[:PARAM_CHARS] for key, value in meta["params"].items()}
             for target_id in (run_id, parent):
-                self._add_params(target_id, params)
+                self._add_params(target_id, meta["params"])
             self._add_inputs(run_id, meta)
         return run_id
 
@@ -231,12 +230,13 @@ class Tracker:
         if new:
             self.client.log_inputs(run_id, new)
 
-    def _add_params(self, run_id: str, params: Mapping[str, str]) -> None:
+    def _add_params(self, run_id: str, params: Mapping[str, Any]) -> None:
         """Parameters that a run has not yet; MLflow refuses to change one."""
         from mlflow.entities import Param
 
         known = self.client.get_run(run_id).data.params
-        self._send(run_id, params=[Param(key, value) for key, value in params.items() if key not in known])
+        new = {overview.key(name): str(value)[:PARAM_CHARS] for name, value in params.items()}
+        self._send(run_id, params=[Param(key, value) for key, value in new.items() if key not in known])
 
     def _send(self, run_id: str, **lists: list[Any]) -> None:
         for kind, items in lists.items():
@@ -328,6 +328,7 @@ class Tracker:
         for child_tags in (run.data.tags for run in children if run.info.status == "FINISHED"):
             tags |= {key: value for key, value in child_tags.items() if key.startswith("athanor.made_by.")}
             tags[f"athanor.made_by.{child_tags['athanor.stage']}"] = child_tags["athanor.run"]
+        self._add_params(parent_id, overview.params_of(self.root, overview.makers(tags).values()))
         points, healths = overview.restored(self.root, tags, {run.data.tags["athanor.run"] for run in children})
         self._send(parent_id, metrics=[Metric(*point) for point in points])
         healths += [run.data.tags.get("health", "") for run in children]

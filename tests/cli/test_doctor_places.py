@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from athanor.cli.doctor import places
 from athanor.cli.doctor.main import Checkout, Finding
 from tests.e2e.clone import environment
@@ -54,18 +56,20 @@ def test_programs_of_another_environment_or_place(tmp_path, monkeypatch):
     assert other.note and other.command == f". '{folder}'/activate"
 
 
-def test_what_is_typed_lets_dvc_run_an_experiment_below_an_accent(toy, monkeypatch):
+@pytest.mark.parametrize("cached", [True, False])
+def test_what_is_typed_lets_dvc_run_an_experiment_below_an_accent(toy, monkeypatch, cached):
     folder = toy.path.rename(toy.path.with_name("Mü ller"))
     toy.path = folder
     toy.git("config", "user.name", "Jürgen")
     monkeypatch.setenv("HOME", str(toy.control))
     monkeypatch.setenv("PATH", toy.environment()["PATH"])
-    (folder / ".dvc/cache/files").mkdir(parents=True)
+    if cached:
+        (folder / ".dvc/cache/files").mkdir(parents=True)
     found = findings(places.experiments, folder)
     assert len(found) == 2
     for finding in found:
         subprocess.run(finding.command, shell=True, cwd=folder, check=True)
     assert not findings(places.experiments, folder)
     target = subprocess.run(["dvc", "config", "cache.dir"], cwd=folder, capture_output=True, text=True).stdout.strip()
-    assert target.isascii() and (Path(target) / "files").is_dir()
+    assert target.isascii() and (Path(target) / "files").is_dir() is cached
     toy.run("dvc", "exp", "run", "--temp", "-S", "sft.seed=77")

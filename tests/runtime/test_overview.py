@@ -12,6 +12,7 @@ import pytest
 from athanor.runtime import overview
 from athanor.runtime.facts import flatten, provenance
 from athanor.runtime.presets import values
+from tests.e2e.clone import small_repo
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMIT = "a" * 40
@@ -66,6 +67,24 @@ def test_a_description_says_where_a_run_comes_from_and_how_to_make_it_again(tmp_
         and f"`micro` with `sft.lr` 0.5 ({lr} there)." in text
     )
     assert "&& dvc exp apply slow && athanor repro`" in text and "`athanor promote slow`" in text
+
+
+def test_the_settings_of_an_experiment_come_first_and_the_preset_is_the_nearest(tmp_path):
+    """A text of one's own with the preset for it: of as many values it differs from the default, too."""
+    settings = values(ROOT / "presets" / "own-text.yaml")
+    settings["download"]["sources"] = [{"type": "files", "name": "novel"}]
+    settings["instruct"]["sources"], settings["battery"]["categories"] = [], {"identity": 60}
+    settings["sft_data"] |= {"source_priority": ["identity"], "sources": {"identity": {"max_copies": 8}}}
+    settings["clean"]["rules"]["prose"]["min_words"], settings["sft"]["lr"] = 1, 0.003
+    clone = small_repo(tmp_path / "repo", {"params.yaml": json.dumps(settings), "dvc.yaml": "stages: {}"})
+    (clone.path / "presets").symlink_to(ROOT / "presets")
+    commit = clone.run("git", "rev-parse", "HEAD").stdout.strip()
+    params = {key: str(value) for key, value in flatten(settings)}
+    tags = {"athanor.key": "lr@1/1", "athanor.experiment": "lr", "mlflow.source.git.commit": commit}
+    for lr in ("0.002", "0.004"):  # the second is the preset's
+        text = overview.description(clone.path, tags, params | {"sft.lr": lr}, {}, "")
+        assert "Parameters: preset `own-text` with `sft.lr` " + lr in text
+        assert overview.changed(clone.path, tags, params | {"sft.lr": lr}).startswith(f"sft.lr {lr}, clean.rules")
 
 
 @pytest.mark.parametrize("remote", ["git@example.org:me/it.git", "ssh://git@example.org:22/me/it", "/srv/it.git"])

@@ -64,15 +64,18 @@ def test_run_arrives_whole_under_its_parent_and_only_once(store):
 def test_a_parent_has_the_scores_of_stages_that_came_from_the_cache(tmp_path):
     """A sweep that ends at eval, taken over: only the export ran, and the run that was promoted had no scores."""
     root, tracker = tmp_path, Tracker(tmp_path, f"sqlite:///{tmp_path}/mlflow.db")
-    swept, journal = folder(root, "pretrain-7", "pretrain", 1, key="sweep@1")
+    params = {"params": {"pretrain.lr": "0.002", "a key!": "x"}}
+    swept, journal = folder(root, "pretrain-7", "pretrain", 1, key="sweep@1", **params)
     journal.close("FINISHED", metrics={"validation.all.bpb": 1.5}, facts={}, seconds=2.0)
-    exported, journal = folder(root, "export-1", "export", 1, key="taken@1", made_by={"pretrain": "pretrain-7"})
+    more = {"made_by": {"pretrain": "pretrain-7"}, "params": {"export.dtype": "f16"}}
+    exported, journal = folder(root, "export-1", "export", 1, key="taken@1", **more)
     journal.close("FINISHED", metrics={}, facts={}, seconds=1.0)
     for path in (swept, exported):
         tracker.ship(path, live=False)
     child = tracker.client.get_run(read_json(exported / "ship.json")["mlflow_run"])
     parent = tracker.client.get_run(child.data.tags["mlflow.parentRunId"])
     assert parent.data.metrics["pretrain.bpb"] == 1.5 and parent.data.tags["athanor.made_by.pretrain"] == "pretrain-7"
+    assert parent.data.params == {"export.dtype": "f16", "pretrain.lr": "0.002", "a key_": "x"}
 
 
 def test_health_of_a_run_is_a_tag_and_its_findings_are_points(store):

@@ -251,7 +251,8 @@ def space(checkout: Checkout) -> Iterator[Finding]:
         yield Finding("slots", ".athanor/slots", what, "python -m athanor slots prune --days 0", note=True)
     sizes = [sum(out.get("size", 0) for out in row.get("outs", ())) for row in recorded_stages(checkout).values()]
     needed_bytes = max((slot.bytes for slot in all_slots), default=0) + max(sizes, default=0)
-    for path in {os.stat(folder).st_dev: folder for folder in (cache_folder(checkout.root), checkout.root)}.values():
+    folders = filter(Path.is_dir, (cache_folder(checkout.root), checkout.root))
+    for path in {os.stat(folder).st_dev: folder for folder in folders}.values():
         disk = os.statvfs(path)
         free = disk.f_bavail * disk.f_frsize
         if free < needed_bytes:
@@ -323,9 +324,8 @@ def llama_cpp(checkout: Checkout) -> Iterator[Finding]:
 
 
 def cache_folder(root: Path) -> Path:
-    """DVC's cache: cache.dir of .dvc/config.local, else of .dvc/config, else .dvc/cache. The nearest that exists."""
+    """DVC's cache: cache.dir of .dvc/config.local, else of .dvc/config, else .dvc/cache. It may not exist yet."""
     config = configparser.ConfigParser(strict=False, interpolation=None)
     with contextlib.suppress(configparser.Error):
         config.read([root / ".dvc" / "config", root / ".dvc" / "config.local"], encoding="utf-8")
-    folder = root / ".dvc" / config.get("cache", "dir", fallback="cache").strip("\"'")
-    return folder if folder.is_dir() else root
+    return root / ".dvc" / config.get("cache", "dir", fallback="cache").strip("\"'")

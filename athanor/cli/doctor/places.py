@@ -60,7 +60,9 @@ def experiments(checkout: Checkout) -> Iterator[Finding]:
         home = next(home for home in homes if str(home).isascii())
         target, folder = shlex.quote(str(home / name)), shlex.quote(str(home))
         move = (
-            f"mkdir -p {folder} && mv {shlex.quote(os.path.relpath(cache, root))} {target} && " if cache != root else ""
+            f"mkdir -p {folder} && mv {shlex.quote(os.path.relpath(cache, root))} {target} && "
+            if cache.is_dir()
+            else ""
         )
         command = f"{move}dvc config --local cache.dir {target}"
         yield Finding("experiments", str(cache), f"this path is not ASCII: {ASCII_ONLY}", command)
