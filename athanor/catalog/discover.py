@@ -80,7 +80,7 @@ def discover(root: Path, requested: Sequence[str] = ()) -> list[AvailableModel]:
     if not requested:
         return available
     by_name = experiments | {model.id: model for model in available}
-    chosen = [by_name[value] if value in by_name else _named_path(value, sorted(by_name)) for value in requested]
+    chosen = [by_name[value] if value in by_name else _named_path(root, value, sorted(by_name)) for value in requested]
     return unique(dict.fromkeys(chosen))
 
 
@@ -182,8 +182,11 @@ def described(path: Path, source: str, origin: str) -> AvailableModel:
     return replace(model, problem=problem_of(path, model))
 
 
-def _named_path(value: str, names: Sequence[str]) -> AvailableModel:
+def _named_path(root: Path, value: str, names: Sequence[str]) -> AvailableModel:
     path = Path(value).expanduser()
+    if not path.exists() and value in unexported(root):
+        fix = f"dvc exp apply {value} && dvc repro export; commit your own edits before"
+        raise InputError("this experiment ended before the export", where=f"--model {value}", fix=fix)
     if not path.exists():
         fix = suggest(value, names, "name a directory, a .gguf file or an experiment", cutoff=0.5)
         raise InputError("no model, experiment or path of this name", where=f"--model {value}", fix=fix)

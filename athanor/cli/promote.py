@@ -122,7 +122,9 @@ def _maker(client: MlflowClient, root: Path, model: AvailableModel, store: str) 
     if not runs:
         why, fix = "", "athanor ship --wait 600; for a store that is new, athanor ship --rebuild"
         if not (root / ".athanor" / "runs" / run).is_dir():
-            why, fix = f": {compare.ELSEWHERE}", "promote it there, or export it again here: dvc repro -s -f export"
+            apply = f"dvc exp apply {model.id} && " if model.fetch else ""
+            again = f"{apply}dvc repro -s -f export && athanor promote, and commit dvc.lock"
+            why, fix = f": {compare.ELSEWHERE}", f"promote it there, or export it again here: {again}"
         raise InputError(f"run {run}, which made it, is not there{why}", where=store, fix=fix)
     return runs[0]
 

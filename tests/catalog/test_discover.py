@@ -128,6 +128,8 @@ def test_what_is_no_model_says_what_to_name(repo, tmp_path):
     for name in ("foreign/config.json", "stage/manifest.json", "text/x.txt"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text("{}")
+    with pytest.raises(InputError, match="ended before the export.*dvc exp apply swept && dvc repro export"):
+        discover(repo, ["swept"])
     words = {
         "foreign": "no export",
         "stage": "athanor shrink",

@@ -37,7 +37,10 @@ def test_what_another_checkout_made_says_how_to_make_it_here(micro):
     assert (
         done.returncode == 1 and "run export-1-1, which made it, is not there: made in another checkout" in done.stderr
     )
-    assert "dvc repro -s -f export" in done.stderr and "ship" not in done.stderr
+    assert (
+        "here: dvc repro -s -f export && athanor promote, and commit dvc.lock" in done.stderr
+        and "ship" not in done.stderr
+    )
 
 
 def test_the_champion_answers_as_the_chat_and_is_registered_once(micro):
