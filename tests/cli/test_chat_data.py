@@ -25,6 +25,7 @@ from athanor.sources.exercises.written import read_written
 from athanor.sources.instruct_params import MessagesSource
 from athanor.text.conversations import Message, check_messages
 from athanor.words.decontaminate import ItemIndex
+from tests.evaluation import tiny
 from tests.serving.judging import again, asked, judge
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,9 +85,9 @@ def test_accepted_corrections_become_rows_that_the_real_source_reads(feedback, a
     for row in rows:
         check_messages(row.messages, "row")
     assert [[(m.role, m.content) for m in row.messages] for row in rows] == [
+        [("system", "Be brief."), ("user", "Capital of Italy?"), ("assistant", "Rome.\n\u2028Nothing else.")],
         [("user", "What is 3 + 4?"), ("assistant", "7")],
         [("user", "What is 3 + 4?"), ("assistant", "Seven."), ("user", "And 4 + 4?"), ("assistant", "8")],
-        [("system", "Be brief."), ("user", "Capital of Italy?"), ("assistant", "Rome.\n\u2028Nothing else.")],
     ]
 
 
@@ -122,7 +123,10 @@ def test_of_two_answers_to_one_question_the_later_one_is_taught(feedback, athano
     earlier, later = (corrected(feedback, "Who wrote it?", "I did", answer) for answer in ("Ada", "Emmy"))
     athanor("accept", "--all")
     status, told = athanor("export", "corpus/rows.jsonl")
-    assert status == 0 and f"left out: correction {earlier}: correction {later} answers the same otherwise" in told
+    assert (
+        status == 0
+        and f"left out: correction {earlier}: correction {later} answers the same question otherwise" in told
+    )
     assert [json.loads(line)["correction"] for line in Path("corpus/rows.jsonl").open()] == [later]
 
 
@@ -148,6 +152,42 @@ def test_write_puts_the_printed_lines_into_params(feedback, athanor):
     status, told = athanor("export", "corpus/rows.jsonl", "--write")
     assert status == 0 and "no correction is left to train on" in told and not Path("corpus/rows.jsonl").exists()
     assert strict.read_yaml("params.yaml") == YAML(typ="safe").load(before)
+
+
+def test_what_training_would_leave_out_is_no_row(feedback, athanor):
+    """One of 1,100 characters was counted as learned; sft-data had dropped it as too_long."""
+    tiny.write_tiny_tokenizer(Path("models/tokenizer"))
+    shutil.copy(ROOT / "presets/default.yaml", "params.yaml")
+    first = asked("Say one.", "no " * 90)
+    for answer, correction in [(first, "one"), (asked("Say all.", "no"), "rule " * 300), (asked("You?", "no"), "I am ChatGPT."),
+                               (asked("And two?", "no", after=first), "two " * 60), (asked("Three?", "no"), "I cannot say.")]:  # fmt: skip
+        judge(feedback, answer, "down", correction)
+    athanor("accept", "--all")
+    told = athanor("export", "corpus/rows.jsonl", "--write")[1]
+    assert "corpus/rows.jsonl: 2 rows\n" in told and told.count("sft_data.context_tokens") == 1
+    assert "left out: correction 3: an answer claims to be another assistant" in told
+
+
+def test_rows_of_others_stay_whoever_exports(feedback, athanor):
+    """An export replaced the nine rows of a colleague by its one."""
+    shutil.copy(ROOT / "presets/default.yaml", "params.yaml")
+    out, lines = Path("corpus/rows.jsonl"), lambda: out.read_text().splitlines()
+    for question in ("One?", "Two?", "Three?"):
+        corrected(feedback, question, "no", "yes")
+    athanor("accept", "--all")
+    athanor("export", out, "--write")
+    theirs, name = lines(), "other.jsonl"
+    other = Feedback(name)
+    for question, answer in (("Two?", "yes"), ("Three?", "never"), ("Four?", "yes")):
+        other.settle(corrected(other, question, "no", answer), "accepted")
+    told = athanor("export", out, "--write", "--feedback", name)[1]
+    assert f"{out}: 3 rows; kept, of others: 2 of 3 rows" in told  # that on "Three?" gave way
+    assert len(lines()) == 5 and lines() == sorted(lines()) and set(theirs) - set(lines()) == {theirs[1]}
+    for number in (1, 2, 3):
+        other.settle(number, "rejected")
+    told = athanor("export", out, "--write", "--feedback", name)[1]
+    assert f"{out}: 0 rows; kept, of others: 2 of 2 rows" in told and set(lines()) < set(theirs)
+    assert "reads the file already" in told
 
 
 def test_nothing_is_written_without_an_accepted_correction(feedback, athanor):
