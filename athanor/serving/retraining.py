@@ -38,7 +38,10 @@ REASON = r"^(?!.*Training continues without).*(ERROR:|\bFix:)"  # that one is of
 SCORE = "your own questions"  # of the summary: how many of what was taught is right
 EXPORTED = ".exported"  # beside the feedback: digests of all rows that were exported from it
 KEPT, RETURN = "before-corrections", "to return to it: dvc exp apply"
-BACK = f"the result before is the experiment {{0}} (to compare: athanor compare {{0}}; {RETURN} {{0}})"
+BACK = (  # `git -c` does not reach DVC
+    "the result before is the experiment {0} (to compare: athanor compare {0}; "
+    f"{RETURN} {{0}}, where git config knows your user.name and user.email)"
+)
 
 
 def keep(root: Path) -> str:
