@@ -33,7 +33,7 @@ STATUSES = ("candidate", "accepted", "rejected")
 OWNER_ONLY = 0o600
 LONG = "with all that is before it, it is longer than sft_data.context_tokens. Fix: shorten it, or ask in a new chat"
 LOST = {  # by what sft-data calls it
-    "identity_leak": "an answer claims to be another assistant, or one of another company. Fix: say it otherwise",
+    "identity_leak": "an answer claims to be another assistant. Fix: see 'A name of your own' in docs/training.md",
     "hedge_opening": "an answer opens with a disclaimer, doubt or apology. Fix: begin with the answer itself",
     **dict.fromkeys(("too_long", "truncated"), LONG),
 }
