@@ -81,27 +81,27 @@ def _update_params(out: Path) -> str:
     values = parse_yaml_for_update(PARAMS.read_text(encoding="utf-8"), str(PARAMS))
     sources, sizes = values["instruct"]["sources"], values["sft_data"]["sources"]
     readers = [source for source in sources if source.get("files") == out.as_posix()]
-    done = f"written to {PARAMS}; athanor repro trains on it"
-    if not out.stat().st_size:
-        for source in readers:
-            sources.remove(source)
-            sizes.pop(source["name"], None)
-        out.unlink()
-        done = f"no correction is left to train on: {out} is deleted, and its source taken out of {PARAMS}"
-    elif readers:
+    taught = out.stat().st_size
+    if taught and readers:
         return f"{PARAMS} reads the file already; athanor repro trains on it"
-    elif any(source["name"] == NAME for source in sources):
+    for source in readers:
+        sources.remove(source)
+        sizes.pop(source["name"], None)
+    if taught and any(source["name"] == NAME for source in sources):
         fix = f"export to its file, where the rows of others stay, or take that source out of {PARAMS}"
         raise InputError(f"there is a source '{NAME}' of another file", where="instruct.sources", fix=fix)
-    else:
+    if taught:
         lines = SOURCE.format(path=json.dumps(out.as_posix(), ensure_ascii=False))
-        added = [*YAML(typ="safe").load(lines).values()]
-        sources.extend(added[0])
-        sizes.update(added[1])
+        added, size = YAML(typ="safe").load(lines).values()
+        sources.extend(added)
+        sizes.update(size)
     text = dumps_yaml(values)
     check_values(YAML(typ="safe").load(text))
     write_text(PARAMS, text)
-    return done
+    if taught:
+        return f"written to {PARAMS}; athanor repro trains on it"
+    out.unlink()
+    return f"no correction is left to train on: {out} is deleted, and its source taken out of {PARAMS}"
 
 
 def export_pairs(feedback: Feedback, args: argparse.Namespace) -> int:

@@ -32,10 +32,9 @@ FILE = ".athanor/feedback.jsonl"
 STATUSES = ("candidate", "accepted", "rejected")
 OWNER_ONLY = 0o600
 LONG = "with all that is before it, it is longer than sft_data.context_tokens. Fix: shorten it, or ask in a new chat"
-LOST = {  # by what sft-data calls it
+LOST = {  # by what sft-data calls it; the rest is LONG
     "identity_leak": "an answer claims to be another assistant. Fix: see 'A name of your own' in docs/training.md",
     "hedge_opening": "an answer opens with a disclaimer, doubt or apology. Fix: begin with the answer itself",
-    **dict.fromkeys(("too_long", "truncated"), LONG),
 }
 Row = dict[str, Any]  # the fields of `Said`, "id", "at" and "status"; of a deleted chat the id alone
 
@@ -99,7 +98,7 @@ def training_of(root: Path) -> Callable[[list[Row]], None]:
         dropped = {row.source: Counter[str]()}
         encode(tokenizer, drop_habits([row], exceptions, dropped), params.context_tokens + 1, dropped)
         for reason in dropped[row.source]:
-            raise InputError(LOST[reason])
+            raise InputError(LOST.get(reason, LONG))
 
     return check
 

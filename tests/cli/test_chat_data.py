@@ -158,36 +158,29 @@ def test_what_training_would_leave_out_is_no_row(feedback, athanor):
     """One of 1,100 characters was counted as learned; sft-data had dropped it as too_long."""
     tiny.write_tiny_tokenizer(Path("models/tokenizer"))
     shutil.copy(ROOT / "presets/default.yaml", "params.yaml")
-    first = asked("Say one.", "no " * 90)
-    for answer, correction in [(first, "one"), (asked("Say all.", "no"), "rule " * 300), (asked("You?", "no"), "I am ChatGPT."),
-                               (asked("And two?", "no", after=first), "two " * 60), (asked("Three?", "no"), "I cannot say.")]:  # fmt: skip
-        judge(feedback, answer, "down", correction)
+    corrected(feedback, "Say all.", "no", "rule " * 300)
+    corrected(feedback, "And two?", "no", "two " * 60, after=asked("Say one.", "one " * 50))
+    corrected(feedback, "Who are you?", "no", "I am ChatGPT.")
+    corrected(feedback, "Who wins?", "no", "I cannot say.")  # what a person declines is meant
     athanor("accept", "--all")
-    told = athanor("export", "corpus/rows.jsonl", "--write")[1]
-    assert "corpus/rows.jsonl: 2 rows\n" in told and told.count("sft_data.context_tokens") == 1
-    assert "left out: correction 3: an answer claims to be another assistant" in told
+    told = athanor("export", "corpus/rows.jsonl")[1]
+    assert "1 row\n" in told and "correction 3: an answer claims" in told and told.count("sft_data.context_tokens") == 2
 
 
 def test_rows_of_others_stay_whoever_exports(feedback, athanor):
     """An export replaced the nine rows of a colleague by its one."""
     shutil.copy(ROOT / "presets/default.yaml", "params.yaml")
-    out, lines = Path("corpus/rows.jsonl"), lambda: out.read_text().splitlines()
-    for question in ("One?", "Two?", "Three?"):
-        corrected(feedback, question, "no", "yes")
-    athanor("accept", "--all")
-    athanor("export", out, "--write")
-    theirs, name = lines(), "other.jsonl"
-    other = Feedback(name)
-    for question, answer in (("Two?", "yes"), ("Three?", "never"), ("Four?", "yes")):
-        other.settle(corrected(other, question, "no", answer), "accepted")
-    told = athanor("export", out, "--write", "--feedback", name)[1]
-    assert f"{out}: 3 rows; kept, of others: 2 of 3 rows" in told  # that on "Three?" gave way
-    assert len(lines()) == 5 and lines() == sorted(lines()) and set(theirs) - set(lines()) == {theirs[1]}
+    out, other = Path("corpus/rows.jsonl"), Feedback("other.jsonl")
+    for one, pairs in ((feedback, "One?yes Two?yes Six?yes"), (other, "Ten?yes One?yes Two?never")):
+        for pair in pairs.split():
+            corrected(one, pair[:4], "no", pair[4:])
+        athanor("accept", "--all", "--feedback", one.path)
+        told = athanor("export", out, "--write", "--feedback", one.path)[1]
+    assert f"{out}: 3 rows; kept, of others: 2 of 3 rows" in told  # theirs on "Two?" gave way
+    assert out.read_text().count("yes") == 4 and "params.yaml reads the file already" in told
     for number in (1, 2, 3):
         other.settle(number, "rejected")
-    told = athanor("export", out, "--write", "--feedback", name)[1]
-    assert f"{out}: 0 rows; kept, of others: 2 of 2 rows" in told and set(lines()) < set(theirs)
-    assert "reads the file already" in told
+    assert "0 rows; kept, of others: 2 of 2 rows" in athanor("export", out, "--write", "--feedback", other.path)[1]
 
 
 def test_nothing_is_written_without_an_accepted_correction(feedback, athanor):
