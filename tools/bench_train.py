@@ -204,9 +204,35 @@ def work(contender: str, shape: ModelConfig, args: argparse.Namespace) -> None:
         answers.flush()
 
 
-class Contender:
-    """A contender's process, which takes a step when it is told to and waits otherwise."""
+class Child:
+    """A contender's process, which works for a turn when it is told to and waits otherwise."""
 
+    name: Any
+    child: Any
+    errors: Any
+
+    def ask(self) -> Any:
+        """What it says after a turn."""
+        with contextlib.suppress(BrokenPipeError):
+            self.child.stdin.write("\n")
+            self.child.stdin.flush()
+        return self.told()
+
+    def told(self) -> Any:
+        """What it says next; RuntimeError when it has ended."""
+        line = self.child.stdout.readline()
+        if not line:
+            self.errors.seek(0)
+            raise RuntimeError(f"{self.name}: {(self.errors.read().strip().splitlines() or ['ended'])[-1]}")
+        return json.loads(line)
+
+    def stop(self) -> None:
+        self.child.kill()
+        self.child.wait()
+        self.errors.close()
+
+
+class Contender(Child):
     def __init__(self, name: str, shape: str, seed: int, args: argparse.Namespace, micro_rows: int) -> None:
         command = [sys.executable, "-m", "tools.bench_train", "--work", name, "--shapes", shape, "--seed", str(seed)]
         for option in ("numerics", "threads", "nanogpt"):
@@ -218,22 +244,9 @@ class Contender:
         )
 
     def step(self) -> tuple[float, float]:
-        """Seconds and loss of the next step; RuntimeError when there is none."""
-        assert self.child.stdin is not None and self.child.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            self.child.stdin.write("\n")
-            self.child.stdin.flush()
-        line = self.child.stdout.readline()
-        if not line:
-            self.errors.seek(0)
-            raise RuntimeError(f"{self.name}: {(self.errors.read().strip().splitlines() or ['ended'])[-1]}")
-        seconds, loss = json.loads(line)
+        """Seconds and loss of the next step."""
+        seconds, loss = self.ask()
         return seconds, loss
-
-    def stop(self) -> None:
-        self.child.kill()
-        self.child.wait()
-        self.errors.close()
 
 
 def micro_rows_of(shape: ModelConfig) -> tuple[int, ...]:

@@ -95,7 +95,7 @@ def training_of(root: Path) -> Callable[[list[Row]], None]:
 
     def check(messages: list[Row]) -> None:
         row = Conversation(tuple(Message(**message) for message in messages), "corrections", "", "train", "")
-        dropped = {row.source: Counter[str]()}
+        dropped = {row.source: Counter()}
         encode(tokenizer, drop_habits([row], exceptions, dropped), params.context_tokens + 1, dropped)
         for reason in dropped[row.source]:
             raise InputError(LOST.get(reason, LONG))
