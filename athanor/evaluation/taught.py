@@ -28,8 +28,8 @@ def taught_items(instruct: Path, tokenizer: Tokenizer, context_tokens: int) -> l
     """
     own = read_manifest(instruct, "instruct", 1).get("own", [])
     items = [item for source in own for item in _items(source, read_conversations(instruct / f"{source}.jsonl"))]
-    size = {item: len(render(tokenizer, (*item.prompt, Message("assistant", item.answer)))[0]) for item in items}
-    return [item for item in items if size[item] <= context_tokens + 1]
+    pairs = ((item, (*item.prompt, Message("assistant", item.answer))) for item in items)
+    return [item for item, pair in pairs if len(render(tokenizer, pair)[0]) <= context_tokens + 1]
 
 
 def _items(source: str, conversations: Iterable[Conversation]) -> list[Item]:

@@ -82,7 +82,7 @@ def keep(root: Path) -> str:
 def exported(rows: Path, feedback: Path) -> dict[str, bool]:
     """The lines of a file of rows, each with whether it was exported from this feedback."""
     record = feedback.with_suffix(EXPORTED)
-    known = record.read_text().split() if record.is_file() else []
+    known = record.read_text() if record.is_file() else ""
     lines = rows.read_bytes().split(b"\n") if rows.is_file() else []
     return {line.decode(): sha256_bytes(line) in known for line in lines if line}
 

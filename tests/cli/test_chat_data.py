@@ -18,6 +18,7 @@ from athanor.cli import cli
 from athanor.evaluation.item_gate import check_items
 from athanor.runtime import schema
 from athanor.serving.feedback import FILE, Feedback
+from athanor.serving.retraining import ROWS, Retraining
 from athanor.sources import messages
 from athanor.sources.battery_params import BatteryParams
 from athanor.sources.exercises.build import battery_items
@@ -170,13 +171,14 @@ def test_what_training_would_leave_out_is_no_row(feedback, athanor):
 def test_rows_of_others_stay_whoever_exports(feedback, athanor):
     """An export replaced the nine rows of a colleague by its one."""
     shutil.copy(ROOT / "presets/default.yaml", "params.yaml")
-    out, other = Path("corpus/rows.jsonl"), Feedback("other.jsonl")
+    out, other = Path(ROWS), Feedback("other.jsonl")
     for one, pairs in ((feedback, "One?yes Two?yes Six?yes"), (other, "Ten?yes One?yes Two?never")):
         for pair in pairs.split():
             corrected(one, pair[:4], "no", pair[4:])
         athanor("accept", "--all", "--feedback", one.path)
         told = athanor("export", out, "--write", "--feedback", one.path)[1]
     assert f"{out}: 3 rows; kept, of others: 2 of 3 rows" in told  # theirs on "Two?" gave way
+    assert [Retraining(Path(), one.path).state()["taught"] for one in (feedback, other)] == [2, 3]
     assert out.read_text().count("yes") == 4 and "params.yaml reads the file already" in told
     for number in (1, 2, 3):
         other.settle(number, "rejected")

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from athanor.base.artifacts import sha256_bytes
 from athanor.runtime.locks import lock
-from athanor.serving.retraining import BACK, EXPORTED, LOCK, LOG, ROWS, Retraining, Running, keep
+from athanor.serving.retraining import BACK, LOCK, LOG, ROWS, Retraining, Running, keep
 from tests.e2e.clone import ROOT, Clone, commit
 
 
@@ -41,14 +40,11 @@ LONG = "\n".join([KEPT, *["x" * 100] * 500, f"  {RIGHT}", "Data  data/report.htm
     ],
 )
 def test_its_end_is_reported_with_the_line_that_says_why(retraining, log, state, text):
-    Path(ROWS).parent.mkdir()
-    Path(ROWS).write_text("1\n2\n3\n")
-    retraining.feedback.with_suffix(EXPORTED).write_text(sha256_bytes(b"3"))
     (retraining.folder / LOG).write_text(log)
-    assert retraining.state() == {"state": state, "text": text, "taught": 1}
+    assert retraining.state() == {"state": state, "text": text, "taught": 0}
     Path("dvc.lock").touch()  # by another command: `dvc exp apply` has brought back the model before
     os.utime(retraining.folder / LOG, (1, 1))
-    assert retraining.state() == {"state": "none", "text": "", "taught": 1}
+    assert retraining.state() == {"state": "none", "text": "", "taught": 0}
 
 
 def test_one_runs_at_a_time_and_none_while_the_pipeline_runs(retraining):
