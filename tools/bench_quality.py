@@ -46,7 +46,7 @@ import numpy as np
 
 from athanor.base.strict import read_yaml
 from athanor.runtime.machine import cores
-from tools.bench_train import Child
+from tools.child import Child
 from tools.quality_contenders import CLOCKS, DTYPES, batches
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -117,7 +117,7 @@ def write_held_out(path: Path, args: argparse.Namespace) -> None:
 
 class Contender(Child):
     def __init__(self, entry: Entry, seed: int, folder: Path, tree: Path, together: int, args: Any) -> None:
-        self.name, self.entry, self.points = entry, entry, []
+        self.entry, self.points = entry, []
         tokens = entry.tokens or args.tokens
         every = max(1, args.tokens // args.evals)
         job = {"recipe": entry.recipe, "seed": seed, "tokens": tokens, "every": every, "threads": args.threads}
@@ -134,15 +134,13 @@ class Contender(Child):
         environment["ATHANOR_DEVICE"] = "cpu"
         environment.pop("DVC_ROOT", None)
         environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # or every contender keeps processes for it
-        self.errors = (folder / "errors.txt").open("w+")
         command = [sys.executable, "-P", str(ROOT / "tools" / "quality_contenders.py")]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.errors}
-        self.child = subprocess.Popen(command, cwd=folder, env=environment, text=True, **pipes)
+        super().__init__(entry, (folder / "errors.txt").open("w+"), command, cwd=folder, env=environment)
         self.facts = self.told()
 
     def turn(self) -> bool:
         """A turn; False after the last one."""
-        told = self.ask()
+        told = super().turn()
         if "bpb" in told:
             self.points.append(Point(*(told[name] for name in Point._fields)))
             print(f"{self.entry}: {told['tokens']:,} tokens, {told['bpb']:.4f}", file=sys.stderr)
