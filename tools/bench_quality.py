@@ -46,6 +46,7 @@ import numpy as np
 
 from athanor.base.strict import read_yaml
 from athanor.runtime.machine import cores
+from tools.child import Child
 from tools.quality_contenders import CLOCKS, DTYPES, batches
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -114,9 +115,7 @@ def write_held_out(path: Path, args: argparse.Namespace) -> None:
     np.savez(path, parts=len(pairs), **arrays)
 
 
-class Contender:
-    """An entry's process, which trains for a turn when it is told to and waits otherwise."""
-
+class Contender(Child):
     def __init__(self, entry: Entry, seed: int, folder: Path, tree: Path, together: int, args: Any) -> None:
         self.entry, self.points = entry, []
         tokens = entry.tokens or args.tokens
@@ -135,35 +134,17 @@ class Contender:
         environment["ATHANOR_DEVICE"] = "cpu"
         environment.pop("DVC_ROOT", None)
         environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # or every contender keeps processes for it
-        self.errors = (folder / "errors.txt").open("w+")
         command = [sys.executable, "-P", str(ROOT / "tools" / "quality_contenders.py")]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.errors}
-        self.child = subprocess.Popen(command, cwd=folder, env=environment, text=True, **pipes)
-        self.facts = self._told()
+        super().__init__(entry, (folder / "errors.txt").open("w+"), command, cwd=folder, env=environment)
+        self.facts = self.told()
 
     def turn(self) -> bool:
         """A turn; False after the last one."""
-        with contextlib.suppress(BrokenPipeError):
-            self.child.stdin.write("\n")
-            self.child.stdin.flush()
-        told = self._told()
+        told = super().turn()
         if "bpb" in told:
             self.points.append(Point(*(told[name] for name in Point._fields)))
             print(f"{self.entry}: {told['tokens']:,} tokens, {told['bpb']:.4f}", file=sys.stderr)
         return "end" not in told
-
-    def _told(self) -> dict[str, Any]:
-        line = self.child.stdout.readline()
-        if not line:
-            self.errors.seek(0)
-            lines = self.errors.read().strip().splitlines()
-            raise RuntimeError(f"{self.entry}: {(lines or ['ended'])[-1]}")
-        return json.loads(line)
-
-    def stop(self) -> None:
-        self.child.kill()
-        self.child.wait()
-        self.errors.close()
 
 
 def _lay_out(folder: Path, tree: Path, args: Any, changes: dict[str, int]) -> None:

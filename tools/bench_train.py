@@ -11,11 +11,9 @@ so nothing has to be built before.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.util
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,6 +28,7 @@ import numpy as np
 from athanor.model.config import ModelConfig
 from athanor.runtime.machine import cores
 from athanor.training.setup import Choices
+from tools.child import Child
 
 RATE, WARMUP_STEPS, CLIP = 2e-3, 20, 1.0
 STEP_TOKENS = 4096
@@ -204,36 +203,12 @@ def work(contender: str, shape: ModelConfig, args: argparse.Namespace) -> None:
         answers.flush()
 
 
-class Contender:
-    """A contender's process, which takes a step when it is told to and waits otherwise."""
-
+class Contender(Child):
     def __init__(self, name: str, shape: str, seed: int, args: argparse.Namespace, micro_rows: int) -> None:
         command = [sys.executable, "-m", "tools.bench_train", "--work", name, "--shapes", shape, "--seed", str(seed)]
         for option in ("numerics", "threads", "nanogpt"):
             command += [f"--{option}", str(getattr(args, option))]
-        command += ["--micro-rows", str(micro_rows)]
-        self.name, self.errors = name, tempfile.TemporaryFile("w+")
-        self.child = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True
-        )
-
-    def step(self) -> tuple[float, float]:
-        """Seconds and loss of the next step; RuntimeError when there is none."""
-        assert self.child.stdin is not None and self.child.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            self.child.stdin.write("\n")
-            self.child.stdin.flush()
-        line = self.child.stdout.readline()
-        if not line:
-            self.errors.seek(0)
-            raise RuntimeError(f"{self.name}: {(self.errors.read().strip().splitlines() or ['ended'])[-1]}")
-        seconds, loss = json.loads(line)
-        return seconds, loss
-
-    def stop(self) -> None:
-        self.child.kill()
-        self.child.wait()
-        self.errors.close()
+        super().__init__(name, tempfile.TemporaryFile("w+"), [*command, "--micro-rows", str(micro_rows)])
 
 
 def micro_rows_of(shape: ModelConfig) -> tuple[int, ...]:
@@ -249,7 +224,7 @@ def entered(names: list[str], shape: str, args: argparse.Namespace) -> list[Cont
         for rows in (0,) if name.startswith("athanor") else micro_rows_of(SHAPES[shape]):
             one = Contender(name, shape, 1, args, rows)
             try:
-                tried.append((min(one.step()[0] for _ in range(WARM_STEPS)), one))
+                tried.append((min(one.turn()[0] for _ in range(WARM_STEPS)), one))
             except RuntimeError as error:
                 print(error, file=sys.stderr)
                 one.stop()
@@ -280,7 +255,7 @@ def compare(name: str, names: list[str], args: argparse.Namespace) -> dict[str, 
                 ceilings.append(measured["gflops"][args.numerics]["ceiling"])
             turn = number % len(contenders)
             for contender in contenders[turn:] + contenders[:turn]:
-                seconds[contender.name].append(contender.step()[0])
+                seconds[contender.name].append(contender.turn()[0])
     finally:
         for contender in contenders:
             contender.stop()
@@ -314,7 +289,7 @@ def losses(name: str, contenders: list[str], args: argparse.Namespace) -> dict[s
         for seed in (1, 2, 3):
             one = Contender(contender, name, seed, args, micro_rows_of(SHAPES[name])[0])
             try:
-                curve = [one.step()[1] for _ in range(LOSS_STEPS)]
+                curve = [one.turn()[1] for _ in range(LOSS_STEPS)]
             finally:
                 one.stop()
             ends.append(statistics.mean(curve[-LOSS_STEPS // 10 :]))

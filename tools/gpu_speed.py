@@ -26,7 +26,7 @@ from athanor.model.precision import AUTOCAST
 from athanor.model.transformer import Transformer
 from athanor.runtime import machine as machine_file
 from athanor.runtime import presets
-from athanor.training.compiling import Shapes, compile_block, tune_blocks
+from athanor.training.compiling import Shapes, compile_block, graphs, tune_blocks
 from athanor.training.cpu_replicas import CpuReplicas
 from athanor.training.loop import Hooks
 from athanor.training.memory import training_bytes
@@ -77,12 +77,6 @@ def shape(job: Any, preset: str) -> tuple[ModelConfig, PretrainParams]:
 def half(device: str) -> str:
     """The first format that the GPU has units for, or fp32."""
     return next(iter(gpu_family.identify(torch.device(device)).native), "fp32") if device == "cuda" else "fp32"
-
-
-def graphs() -> int:
-    from torch._dynamo.utils import counters
-
-    return int(counters["stats"]["unique_graphs"])
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from athanor.base.errors import AthanorError, InputError
 from athanor.base.strict import read_yaml
 from athanor.cli.chat_import import import_option
 from athanor.cli.chat_rows import row_options
-from athanor.cli.render import plural
+from athanor.cli.render import plural, shortened
 from athanor.evaluation.item_gate import check_items
 from athanor.evaluation.scoring import NUMBER, score
 from athanor.runtime.machine import anchor
@@ -33,7 +33,6 @@ from athanor.sources.exercises.written import BY_HAND, read_written
 from athanor.text.conversations import DIFFICULTIES, Item, Message
 
 OUT = "battery/chat.jsonl"
-SHOWN_CHARS = 100  # of a text in the list
 
 
 def _correction_options(commands: Any) -> None:
@@ -65,13 +64,6 @@ def list_corrections(feedback: Feedback, args: argparse.Namespace) -> int:
     waits = "that waits" if len(corrections) == 1 else "that wait"
     print(plural(len(corrections), "correction") + ("" if args.all else f" {waits}; --all shows those settled, too"))
     return 0
-
-
-def shortened(text: str) -> str:
-    """The beginning of a text on one line, with nothing in it that steers a terminal."""
-    line = " ".join(text.split())
-    line = line if len(line) <= SHOWN_CHARS else line[: SHOWN_CHARS - 1] + "…"
-    return "".join(c if c.isprintable() else "\ufffd" for c in line)
 
 
 def set_status(feedback: Feedback, args: argparse.Namespace) -> int:

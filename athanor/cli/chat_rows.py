@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from athanor.base.artifacts import write_text
+from athanor.base.artifacts import sha256_bytes, write_text
 from athanor.base.errors import InputError
 from athanor.cli.render import plural
 from athanor.runtime.schema import check_values
 from athanor.serving.feedback import Feedback, Row, answer_of, check_row, rows_to_train
-from athanor.serving.retraining import keep
+from athanor.serving.retraining import EXPORTED, exported, keep
 
 # What params.yaml needs to read the rows. Each is taught in eight wordings, alone and as a later turn: one among some
 # 20,000 conversations that comes once changes nothing.
@@ -36,6 +37,7 @@ under dpo_data.sources:
     name: chat
     files: {path}
     max_malformed_fraction: 0.0"""
+ANSWER = re.compile(r'("(?:[^"\\]|\\.)*")\}\], "correction": .*')  # and its number: the end of a row
 SETTLE = "athanor chat list shows the corrections, athanor chat accept ID takes them"
 
 
@@ -52,63 +54,54 @@ def row_options(commands: Any) -> None:
 
 
 def export_rows(feedback: Feedback, args: argparse.Namespace) -> int:
-    """Write all accepted corrections as rows. With --write and none accepted, take away those of before."""
+    """Write all accepted corrections as rows. With --write and none accepted, take away one's own of before."""
     out: Path = args.out
     _check_out(out, "correction")
     said = feedback.rows()
-    rows, why = rows_to_train(said)
+    rows, why = rows_to_train(said, Path.cwd())
     accepted = [row["id"] for row in said if row["status"] == "accepted"]
-    left_out = [why[number] for number in accepted if number in why]
+    left_out = [f"correction {number}: {why[number]}" for number in accepted if number in why]
     if not rows and not (args.write and out.is_file()):
         if accepted:
             raise _all_left_out("accepted correction", left_out, out)
         raise InputError("no correction is accepted, nothing was written", where=str(out), fix=SETTLE)
     if args.write:
         print(keep(Path.cwd()))
-    if not rows:
-        _out_of_params(out)
-        out.unlink()
-        gone = f"no correction is left to train on: {out} is deleted, and its source taken out of {PARAMS}"
-        print("\n".join([*(f"left out: {line}" for line in left_out), gone]))
-        return 0
-    _write(out, rows, "", left_out, "" if args.write else WRITE + SOURCE)
+    _write(out, feedback, rows, "", left_out, "" if args.write else WRITE + SOURCE)
     if args.write:
-        print(_into_params(out))
+        print(_update_params(out))
     return 0
 
 
-def _out_of_params(out: Path) -> None:
-    """Take out what `_into_params` put in: the source that reads a file, and its sizes."""
-    from dvc.utils.serialize import dumps_yaml, parse_yaml_for_update
-
-    values = parse_yaml_for_update(PARAMS.read_text(encoding="utf-8"), str(PARAMS))
-    sources = values["instruct"]["sources"]
-    for source in [source for source in sources if source.get("files") == out.as_posix()]:
-        sources.remove(source)
-        values["sft_data"]["sources"].pop(source["name"], None)
-    write_text(PARAMS, dumps_yaml(values))
-
-
-def _into_params(out: Path) -> str:
-    """Put the lines that read the rows into params.yaml; returns what was done."""
+def _update_params(out: Path) -> str:
+    """Put the lines that read the rows into params.yaml, or take them out if there is no row; returns what was done."""
     from dvc.utils.serialize import dumps_yaml, parse_yaml_for_update
     from ruamel.yaml import YAML
 
     values = parse_yaml_for_update(PARAMS.read_text(encoding="utf-8"), str(PARAMS))
     sources, sizes = values["instruct"]["sources"], values["sft_data"]["sources"]
-    if any(source.get("files") == out.as_posix() for source in sources):
+    readers = [source for source in sources if source.get("files") == out.as_posix()]
+    taught = out.stat().st_size
+    if taught and readers:
         return f"{PARAMS} reads the file already; athanor repro trains on it"
-    if any(source["name"] == NAME for source in sources):
-        fix = f"export to its file, or take that source out of {PARAMS}"
+    for source in readers:
+        sources.remove(source)
+        sizes.pop(source["name"], None)
+    if taught and any(source["name"] == NAME for source in sources):
+        fix = f"export to its file, where the rows of others stay, or take that source out of {PARAMS}"
         raise InputError(f"there is a source '{NAME}' of another file", where="instruct.sources", fix=fix)
-    lines = SOURCE.format(path=json.dumps(out.as_posix(), ensure_ascii=False)).split("under ")
-    for section, text in zip((sources, sizes), lines[1:], strict=True):
-        added = YAML(typ="safe").load(text.partition("\n")[2])
-        section.extend(added) if isinstance(section, list) else section.update(added)
+    if taught:
+        lines = SOURCE.format(path=json.dumps(out.as_posix(), ensure_ascii=False))
+        added, size = YAML(typ="safe").load(lines).values()
+        sources.extend(added)
+        sizes.update(size)
     text = dumps_yaml(values)
     check_values(YAML(typ="safe").load(text))
     write_text(PARAMS, text)
-    return f"written to {PARAMS}; athanor repro trains on it"
+    if taught:
+        return f"written to {PARAMS}; athanor repro trains on it"
+    out.unlink()
+    return f"no correction is left to train on: {out} is deleted, and its source taken out of {PARAMS}"
 
 
 def export_pairs(feedback: Feedback, args: argparse.Namespace) -> int:
@@ -135,7 +128,7 @@ def export_pairs(feedback: Feedback, args: argparse.Namespace) -> int:
         raise InputError(f"{what}, nothing was written", where=str(out), fix=f"{SETTLE}; or judge two answers")
     copies = len(found) - len(left_out) - len(rows)
     told = f", {plural(copies, 'pair')} more that repeat another" if copies else ""
-    _write(out, list(rows.values()), told, left_out, PAIRS_SOURCE)
+    _write(out, feedback, list(rows.values()), told, left_out, PAIRS_SOURCE)
     return 0
 
 
@@ -170,8 +163,18 @@ def _check_out(out: Path, key: str) -> None:
         raise InputError("holds something else, and would be lost", where=str(out), fix="name another file")
 
 
-def _write(out: Path, rows: list[dict[str, Any]], told: str, left_out: list[str], source: str) -> None:
-    write_text(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+def _write(out: Path, feedback: Feedback, rows: list[Row], told: str, left_out: list[str], source: str) -> None:
+    """Write the rows in place of those of before, with those of others that do not answer the same question otherwise."""
+    lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+    with open(feedback.path.with_suffix(EXPORTED), "a") as record:
+        record.writelines(f"{sha256_bytes(line.encode())}\n" for line in lines)
+    parts = ANSWER.split
+    answers = {parts(line)[0]: parts(line) for line in lines}
+    others = [line for line, own in exported(out, feedback.path).items() if not own]
+    kept = [line for line in others if answers.get(parts(line)[0], parts(line)) == parts(line)]
+    write_text(out, "".join(f"{line}\n" for line in sorted({*kept, *lines})))
+    if others:
+        told += f"; kept, of others: {len(kept)} of {plural(len(others), 'row')}"
     print(f"{out}: {plural(len(rows), 'row')}{told}")
     for line in left_out:
         print(f"left out: {line}")

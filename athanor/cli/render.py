@@ -29,6 +29,12 @@ def visible(text: str) -> str:
     )
 
 
+def shortened(text: str, chars: int = 100) -> str:
+    """The beginning of a text on one line, with nothing in it that steers a terminal."""
+    line = " ".join(visible(text).split())
+    return line if len(line) <= chars else line[: chars - 1] + "…"
+
+
 def size(count: float) -> str:
     """Bytes in decimal units."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):

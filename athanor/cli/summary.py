@@ -128,6 +128,7 @@ def text(
         total=duration(seconds_run),
         tuned=_metrics(root, "lora") if stages else None,
         scores=scores,
+        sft_data=_metrics(root, "sft_data"),
         exported=(root / "models" / ("lora-export" if stages else "export") / "MODEL_CARD.md").is_file(),
         unwritten=unwritten(root),
         aside=[] if stages else _stepped_aside(root),

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 from athanor.base.errors import InputError
 from athanor.base.work import Facts
-from athanor.cli.render import plural, share, visible
+from athanor.cli.render import plural, share, shortened, visible
 from athanor.origins import recall
 from athanor.origins.tracing import Place, Span, Trace, Tracer
 from athanor.runtime.machine import anchor
@@ -104,15 +104,10 @@ def _span(number: int, span: Span) -> str:
 
 def _place(place: Place) -> list[str]:
     name = f"{place.kind} {place.id[:12]} of {place.source}, licence {place.license}"
-    about = _short(place.about)
+    about = shortened(place.about, ABOUT_CHARS)
     if place.part:
         about = f'{"in the question" if place.part == "question" else "in the answer to"} "{about}"'
     return [f"    {name}" + (f": {about}" if about else ""), f"        {_steps(place)}"]
-
-
-def _short(text: str) -> str:
-    text = " ".join(visible(text).split())
-    return text if len(text) <= ABOUT_CHARS else text[: ABOUT_CHARS - 1] + "…"
 
 
 def _steps(place: Place) -> str:

@@ -12,8 +12,8 @@ from typing import Any
 
 from athanor.base.artifacts import read_manifest
 from athanor.evaluation.report import Answer
-from athanor.text.conversations import Conversation, Item, Messages, read_conversations
-from athanor.tokenizer.chat import prompt_ids
+from athanor.text.conversations import Conversation, Item, Message, Messages, read_conversations
+from athanor.tokenizer.chat import render
 from athanor.tokenizer.tokenizer import Tokenizer
 
 ORIGIN = "taught"
@@ -24,11 +24,12 @@ SPLITS = {"train": "taught", "val": "held_out"}
 def taught_items(instruct: Path, tokenizer: Tokenizer, context_tokens: int) -> list[Item]:
     """The first questions of every source of one's own files in data/instruct, each once; a draw where there are many.
 
-    What leaves no room for an answer is left out.
+    What is longer than a row of training is left out, as sft-data does.
     """
     own = read_manifest(instruct, "instruct", 1).get("own", [])
     items = [item for source in own for item in _items(source, read_conversations(instruct / f"{source}.jsonl"))]
-    return [item for item in items if len(prompt_ids(tokenizer, item.prompt)) < context_tokens]
+    pairs = ((item, (*item.prompt, Message("assistant", item.answer))) for item in items)
+    return [item for item, pair in pairs if len(render(tokenizer, pair)[0]) <= context_tokens + 1]
 
 
 def _items(source: str, conversations: Iterable[Conversation]) -> list[Item]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -18,29 +19,40 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from athanor.base.artifacts import fsync_dir
-from athanor.base.errors import InputError
+from athanor.base.errors import AthanorError, InputError
 from athanor.base.strict import build
+from athanor.chat_data.rows import OWN_HABITS, drop_habits, encode
 from athanor.runtime import journal
 from athanor.runtime.locks import lock
-from athanor.text.conversations import Message, check_messages
+from athanor.runtime.schema import check_file
+from athanor.text.conversations import Conversation, Message, check_messages
+from athanor.tokenizer.tokenizer import Tokenizer
 
 FILE = ".athanor/feedback.jsonl"
 STATUSES = ("candidate", "accepted", "rejected")
 OWNER_ONLY = 0o600
+LONG = "with all that is before it, it is longer than sft_data.context_tokens. Fix: shorten it, or ask in a new chat"
+LOST = {  # by what sft-data calls it; the rest is LONG
+    "identity_leak": "an answer claims to be another assistant. Fix: see 'A name of your own' in docs/training.md",
+    "hedge_opening": "an answer opens with a disclaimer, doubt or apology. Fix: begin with the answer itself",
+}
 Row = dict[str, Any]  # the fields of `Said`, "id", "at" and "status"; of a deleted chat the id alone
 
 
-def rows_to_train(said: Sequence[Row]) -> tuple[list[Row], dict[int, str]]:
+def rows_to_train(said: Sequence[Row], root: Path) -> tuple[list[Row], dict[int, str]]:
     """The accepted corrections as conversations, each once, in the order of their messages; and by number why one is none.
 
     The latter also of corrections that are not accepted. Of several of one question that of the later answer is a row.
+    `root`: the checkout that trains.
     """
     rows: dict[str, Row] = {}
     left_out: dict[int, str] = {}
+    check_taught = training_of(root)
     for row in (row for row in said if row["correction"]):
-        messages, where = [*row["prompt"], answer_of(row["correction"])], f"correction {row['id']}"
+        messages = [*row["prompt"], answer_of(row["correction"])]
         try:
-            check_row([messages], row, said, where)
+            check_row([messages], row, said)
+            check_taught(messages)
         except InputError as error:
             left_out[row["id"]] = str(error)
             continue
@@ -48,10 +60,10 @@ def rows_to_train(said: Sequence[Row]) -> tuple[list[Row], dict[int, str]]:
             continue
         first = rows.get(key := json.dumps(row["prompt"]))
         if first and first["messages"] == messages:
-            left_out[row["id"]] = f"{where}: correction {first['correction']} says the same"
+            left_out[row["id"]] = f"correction {first['correction']} says the same"
             continue
         if first:
-            left_out[first["correction"]] = f"correction {first['correction']}: {where} answers the same otherwise"
+            left_out[first["correction"]] = f"correction {row['id']} answers the same question otherwise"
         # The number tells on the next export that the row came from here; the training reads the messages alone.
         rows[key] = {"messages": messages, "correction": row["id"]}
     return list(rows.values()), left_out
@@ -61,13 +73,34 @@ def answer_of(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": text}
 
 
-def check_row(conversations: Sequence[list[dict[str, str]]], row: Row, said: Sequence[Row], where: str) -> None:
+def check_row(conversations: Sequence[list[dict[str, str]]], row: Row, said: Sequence[Row], where: str = "") -> None:
     """InputError if a conversation has an empty message, or an answer before that of `row` a thumb down."""
     for messages in conversations:
         check_messages([Message(**message) for message in messages], where)
     if any(one["verdict"] == "down" for one in said if one["message"] in row["path"] and one is not row):
         fix = "ask again in a new chat, or below the right answer"
         raise InputError("an earlier answer of its chat has a thumb down", where=where, fix=fix)
+
+
+def training_of(root: Path) -> Callable[[list[Row]], None]:
+    """InputError for messages that the sft-data of a checkout would leave out, by its own functions.
+
+    None before there are parameters and a tokenizer.
+    """
+    try:
+        params, tokenizer = check_file(root / "params.yaml")["sft_data"], Tokenizer.load(root / "models/tokenizer")
+    except AthanorError:
+        return lambda _: None
+    exceptions = vars(params.filter_exceptions) | dict.fromkeys(OWN_HABITS, ("corrections",))
+
+    def check(messages: list[Row]) -> None:
+        row = Conversation(tuple(Message(**message) for message in messages), "corrections", "", "train", "")
+        dropped = {row.source: Counter()}
+        encode(tokenizer, drop_habits([row], exceptions, dropped), params.context_tokens + 1, dropped)
+        for reason in dropped[row.source]:
+            raise InputError(LOST.get(reason, LONG))
+
+    return check
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ def page_routes(models: Models, feedback: Feedback, limit: Limit, retraining: Re
         return Response(status_code=204)
 
     def corrections(request: Request) -> Response:
-        left_out = rows_to_train(said := feedback.rows())[1]
+        left_out = rows_to_train(said := feedback.rows(), models.root)[1]
         found = [row | {"left_out": left_out.get(row["id"])} for row in said if row["correction"]]
         return JSONResponse({"corrections": found})
 

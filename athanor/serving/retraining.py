@@ -18,6 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from athanor.base.artifacts import sha256_bytes
 from athanor.base.errors import InputError
 from athanor.catalog.discover import export_of, recorded
 from athanor.origins.replacing import at_work
@@ -35,8 +36,12 @@ PRIVATE = ("ATHANOR_API_KEY", "DVC_ROOT")  # the server's own
 HEAD_BYTES, TAIL_BYTES, MOST_LINES = 4096, 16_384, 4
 REASON = r"^(?!.*Training continues without).*(ERROR:|\bFix:)"  # that one is of a tracking store
 SCORE = "your own questions"  # of the summary: how many of what was taught is right
+EXPORTED = ".exported"  # beside the feedback: digests of all rows that were exported from it
 KEPT, RETURN = "before-corrections", "to return to it: dvc exp apply"
-BACK = f"the result before is the experiment {{0}} (to compare: athanor compare {{0}}; {RETURN} {{0}})"
+BACK = (  # `git -c` does not reach DVC
+    "the result before is the experiment {0} (to compare: athanor compare {0}; "
+    f"{RETURN} {{0}}, where git config knows your user.name and user.email)"
+)
 
 
 def keep(root: Path) -> str:
@@ -72,6 +77,14 @@ def keep(root: Path) -> str:
         except subprocess.CalledProcessError as error:
             return f"no result is kept: {' '.join(error.stderr.split())}"
     return BACK.format(name)
+
+
+def exported(rows: Path, feedback: Path) -> dict[str, bool]:
+    """The lines of a file of rows, each with whether it was exported from this feedback."""
+    record = feedback.with_suffix(EXPORTED)
+    known = record.read_text() if record.is_file() else ""
+    lines = rows.read_bytes().split(b"\n") if rows.is_file() else []
+    return {line.decode(): sha256_bytes(line) in known for line in lines if line}
 
 
 class Running(InputError):
@@ -114,11 +127,11 @@ class Retraining:
         return self.state()
 
     def state(self) -> dict[str, Any]:
-        """`state` is none, running, done, stopped or failed; `text`, lines of its log; `taught`, how many rows there are.
+        """`state` is none, running, done, stopped or failed; `text`, lines of its log; `taught`, how many rows of this feedback there are.
 
         None also once another command has changed dvc.lock: the result is no longer that of the training.
         """
-        path, rows, lock = self.folder / LOG, self.root / ROWS, self.root / DVC_LOCK
+        path, lock = self.folder / LOG, self.root / DVC_LOCK
         state, text = "none", ""
         if locked(self.folder / LOCK):
             state, text = "running", _tail(path, 1, PROGRESS)
@@ -128,7 +141,7 @@ class Retraining:
             said = {"done": _tail(path, MOST_LINES, SCORE), "stopped": ""}.get(state, _tail(path, MOST_LINES, REASON))
             said = said or (_tail(path, MOST_LINES) if state == "failed" else "")
             text = "\n".join(filter(None, [said, _tail(path, 1, RETURN)]))
-        return {"state": state, "text": text, "taught": rows.read_bytes().count(b"\n") if rows.is_file() else 0}
+        return {"state": state, "text": text, "taught": sum(exported(self.root / ROWS, self.feedback).values())}
 
 
 def _tail(path: Path, lines: int, of: str = ".") -> str:

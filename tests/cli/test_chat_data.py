@@ -18,6 +18,7 @@ from athanor.cli import cli
 from athanor.evaluation.item_gate import check_items
 from athanor.runtime import schema
 from athanor.serving.feedback import FILE, Feedback
+from athanor.serving.retraining import ROWS, Retraining
 from athanor.sources import messages
 from athanor.sources.battery_params import BatteryParams
 from athanor.sources.exercises.build import battery_items
@@ -25,6 +26,7 @@ from athanor.sources.exercises.written import read_written
 from athanor.sources.instruct_params import MessagesSource
 from athanor.text.conversations import Message, check_messages
 from athanor.words.decontaminate import ItemIndex
+from tests.evaluation import tiny
 from tests.serving.judging import again, asked, judge
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,9 +86,9 @@ def test_accepted_corrections_become_rows_that_the_real_source_reads(feedback, a
     for row in rows:
         check_messages(row.messages, "row")
     assert [[(m.role, m.content) for m in row.messages] for row in rows] == [
+        [("system", "Be brief."), ("user", "Capital of Italy?"), ("assistant", "Rome.\n\u2028Nothing else.")],
         [("user", "What is 3 + 4?"), ("assistant", "7")],
         [("user", "What is 3 + 4?"), ("assistant", "Seven."), ("user", "And 4 + 4?"), ("assistant", "8")],
-        [("system", "Be brief."), ("user", "Capital of Italy?"), ("assistant", "Rome.\n\u2028Nothing else.")],
     ]
 
 
@@ -122,7 +124,10 @@ def test_of_two_answers_to_one_question_the_later_one_is_taught(feedback, athano
     earlier, later = (corrected(feedback, "Who wrote it?", "I did", answer) for answer in ("Ada", "Emmy"))
     athanor("accept", "--all")
     status, told = athanor("export", "corpus/rows.jsonl")
-    assert status == 0 and f"left out: correction {earlier}: correction {later} answers the same otherwise" in told
+    assert (
+        status == 0
+        and f"left out: correction {earlier}: correction {later} answers the same question otherwise" in told
+    )
     assert [json.loads(line)["correction"] for line in Path("corpus/rows.jsonl").open()] == [later]
 
 
@@ -148,6 +153,36 @@ def test_write_puts_the_printed_lines_into_params(feedback, athanor):
     status, told = athanor("export", "corpus/rows.jsonl", "--write")
     assert status == 0 and "no correction is left to train on" in told and not Path("corpus/rows.jsonl").exists()
     assert strict.read_yaml("params.yaml") == YAML(typ="safe").load(before)
+
+
+def test_what_training_would_leave_out_is_no_row(feedback, athanor):
+    """One of 1,100 characters was counted as learned; sft-data had dropped it as too_long."""
+    tiny.write_tiny_tokenizer(Path("models/tokenizer"))
+    shutil.copy(ROOT / "presets/default.yaml", "params.yaml")
+    corrected(feedback, "Say all.", "no", "rule " * 300)
+    corrected(feedback, "And two?", "no", "two " * 60, after=asked("Say one.", "one " * 50))
+    corrected(feedback, "Who are you?", "no", "I am ChatGPT.")
+    corrected(feedback, "Who wins?", "no", "I cannot say.")  # what a person declines is meant
+    athanor("accept", "--all")
+    told = athanor("export", "corpus/rows.jsonl")[1]
+    assert "1 row\n" in told and "correction 3: an answer claims" in told and told.count("sft_data.context_tokens") == 2
+
+
+def test_rows_of_others_stay_whoever_exports(feedback, athanor):
+    """An export replaced the nine rows of a colleague by its one."""
+    shutil.copy(ROOT / "presets/default.yaml", "params.yaml")
+    out, other = Path(ROWS), Feedback("other.jsonl")
+    for one, pairs in ((feedback, "One?yes Two?yes Six?yes"), (other, "Ten?yes One?yes Two?never")):
+        for pair in pairs.split():
+            corrected(one, pair[:4], "no", pair[4:])
+        athanor("accept", "--all", "--feedback", one.path)
+        told = athanor("export", out, "--write", "--feedback", one.path)[1]
+    assert f"{out}: 3 rows; kept, of others: 2 of 3 rows" in told  # theirs on "Two?" gave way
+    assert [Retraining(Path(), one.path).state()["taught"] for one in (feedback, other)] == [2, 3]
+    assert out.read_text().count("yes") == 4 and "params.yaml reads the file already" in told
+    for number in (1, 2, 3):
+        other.settle(number, "rejected")
+    assert "0 rows; kept, of others: 2 of 2 rows" in athanor("export", out, "--write", "--feedback", other.path)[1]
 
 
 def test_nothing_is_written_without_an_accepted_correction(feedback, athanor):

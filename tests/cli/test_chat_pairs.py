@@ -45,11 +45,11 @@ def test_corrections_and_thumbs_become_pairs_that_the_real_source_reads(feedback
     ]
     italy = [{"role": "user", "content": "Capital of Italy?"}]
     assert rows("corpus/pairs.jsonl") == [
-        {"prompt": italy, "chosen": "Rome.", "rejected": "Paris.", "pair": f"{up}-{down}"},
+        {"prompt": further, "chosen": "8", "rejected": "9", "pair": f"{deeper[2]}-{deeper[0]}"},
+        {"prompt": further, "chosen": "eight", "rejected": "9", "pair": f"{deeper[1]}-{deeper[0]}"},
         {"prompt": ask, "chosen": "7", "rejected": "8", "pair": f"{plain}"},
         {"prompt": ask, "chosen": "Seven.\n\u2028", "rejected": "8", "pair": f"{right}-{plain}"},
-        {"prompt": further, "chosen": "eight", "rejected": "9", "pair": f"{deeper[1]}-{deeper[0]}"},
-        {"prompt": further, "chosen": "8", "rejected": "9", "pair": f"{deeper[2]}-{deeper[0]}"},
+        {"prompt": italy, "chosen": "Rome.", "rejected": "Paris.", "pair": f"{up}-{down}"},
     ]
     assert feedback.correction(waits)["status"] == "candidate"
 

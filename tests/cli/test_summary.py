@@ -102,18 +102,23 @@ def measured(root: Path) -> Path:
         "gold": {model: {"all": {"bpb": 1.5}} for model in ("base", "sft")},
         "health": {"sft": {name: share for name in ("stop", "fake_turn", "repetition", "hedge", "identity_leak")}},
     }
+    metrics["taught"] = {"talks": {"taught": {"n": 9, "right": 8}}}
     write_json(root / "metrics" / "eval.json", metrics)
+    write_json(
+        root / "metrics" / "sft_data.json", {"sources": {"talks": {"read": 18, "too_long": 8, "contaminated": 1}}}
+    )
     return root
 
 
 def test_the_battery_has_a_line_for_each_category_with_its_floor_and_what_reaches_it(measured: Path) -> None:
     told = summary.text(measured, whole=True).partition("Battery")[2]
     lines = told.splitlines()
-    assert len(lines) < 36 and max(map(len, lines)) <= 120
+    assert len(lines) < 37 and max(map(len, lines)) <= 120
     assert all(f"category_{n:02}" in told for n in range(28))
     assert f"90 % [ 80, 100] n 36   floor  40   {'x' * 56}" in told
     assert "category_00" in lines[28] and f"floor  40 < {'x' * 56}" in lines[28]
     assert "Held-out text, 12 documents, bits" in summary.text(measured)  # ± 0.3 is no riddle where they are ten
+    assert "  talks, your own questions not taught: 1 contaminated, 8 too_long (docs/own-data.md)\n" in told
     assert "sft minus base: +40.0 points [+35.0, +45.0], 330 won, 10 lost, p 1e-40" in told
     assert "two similar models: 3.1 points can be resolved" in told and "99.0% end by themselves" in told
 

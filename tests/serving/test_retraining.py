@@ -40,13 +40,11 @@ LONG = "\n".join([KEPT, *["x" * 100] * 500, f"  {RIGHT}", "Data  data/report.htm
     ],
 )
 def test_its_end_is_reported_with_the_line_that_says_why(retraining, log, state, text):
-    Path(ROWS).parent.mkdir()
-    Path(ROWS).write_text("1\n2\n3\n")
     (retraining.folder / LOG).write_text(log)
-    assert retraining.state() == {"state": state, "text": text, "taught": 3}
+    assert retraining.state() == {"state": state, "text": text, "taught": 0}
     Path("dvc.lock").touch()  # by another command: `dvc exp apply` has brought back the model before
     os.utime(retraining.folder / LOG, (1, 1))
-    assert retraining.state() == {"state": "none", "text": "", "taught": 3}
+    assert retraining.state() == {"state": "none", "text": "", "taught": 0}
 
 
 def test_one_runs_at_a_time_and_none_while_the_pipeline_runs(retraining):

@@ -120,13 +120,19 @@ def test_it_repeats_to_the_byte_and_measures_what_the_model_is(workspace):
 
 
 def test_one_s_own_questions_have_a_result_of_their_own(workspace):
-    """Of two questions that were taught a model that says "word" answers one; that it was not held out is said."""
+    """Of two questions that were taught a model that says "word" answers one; one is too long to be taught, one held out."""
     tokenizer = Tokenizer.load("models/tokenizer")
     (word,) = tokenizer.encode("a")[-1:]
     tiny.save(Path("models/sft"), tiny.always_says(tokenizer, word), tokenizer)
     says = tokenizer.decode([word] * 10).strip()
     with new_dir("data/instruct") as folder:
-        turns = [("One?", says, "train"), ("One?", says, "train"), ("Two?", "two", "train"), ("Three?", "3", "val")]
+        turns = [
+            ("One?", says, "train"),
+            ("One?", says, "train"),
+            ("Two?", "two", "train"),
+            ("Three?", "3", "val"),
+            ("?", 999 * says, "train"),
+        ]
         rows = [
             Conversation((Message("user", q), Message("assistant", a), Message("user", "?"), Message("assistant", "!")),
                          "talks", "MIT", split, q)

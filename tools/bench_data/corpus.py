@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import sysconfig
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from athanor.base.strict import load_section
 from athanor.sources import python_documents, stdlib
 from athanor.sources.battery_params import BatteryParams
 from athanor.sources.exercises.build import battery_items
+from athanor.sources.packages import root as site_packages
 from athanor.text.conversations import write_rows
 from athanor.text.documents import Document, content_id, read_sources, split_of, write_shards
 
@@ -27,10 +27,6 @@ VAL_FRACTION = 0.04
 PROSE_CHARS, CODE_CHARS, MIN_CHARS = 3000, 6000, 200
 SKIPPED = frozenset("test tests testing _testing _vendor vendored vendor __pycache__".split())
 MAX_FILE_BYTES = 1_000_000  # a longer module is a table of data
-
-
-def site_packages() -> Path:
-    return Path(sysconfig.get_paths()["purelib"])
 
 
 def make(folder: Path, megabytes: float, params: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-// Answers that a person has written anew: candidates for training, to accept or to reject.
+// Corrections: candidates for training
 
 import { getJson, send } from "./api.js";
 import { tell } from "./chat.js";
@@ -16,7 +16,7 @@ export function start() {
   on("retrained", () => toast("The training has ended; Corrections says how."));
 }
 
-/** `again`: only what has changed, also by another window, is drawn, so that the focus stays. */
+/** `again`: only what has changed is drawn, to keep the focus. */
 async function open(again) {
   $("latest").hidden = true;
   const before = JSON.stringify(rows);
@@ -47,12 +47,13 @@ function retraining() {
   if (!now) return h("div", { id: "retraining", hidden: true });
   const accepted = rows.filter((row) => row.status === "accepted");
   const usable = accepted.filter((row) => !row.left_out).length;
+  const counts = now !== "running" && accepted.length ? ` (${usable} of ${accepted.length})` : "";
   const call = (method) => () => tell(() => send(method, "/api/retraining").then(loadModels));
   const told = { running: "Training… The model as it is answers meanwhile.", done: `Done. The new model answers now; it learned from ${taught} of them.`,
     stopped: "Stopped. The same button resumes it.", failed: "The training did not finish." }[now];
   return h("section", { id: "retraining", "aria-label": "Training" },
     h("button.primary", { onclick: call("POST"), disabled: now === "running" || !usable && !taught },
-      usable || !taught ? `Train on the accepted (${usable} of ${accepted.length})` : "Train without them"),
+      usable || !taught ? `Train on the accepted${counts}` : "Train without them"),
     now === "running" && h("button.plain", { onclick: call("DELETE") }, "Stop"),
     told && h("p", { role: "status" }, told), now !== "none" && text && h("pre.muted", {}, text));
 }
@@ -70,7 +71,7 @@ function card(row) {
     h("div.halves", {},
       h("section.said", {}, h("h2", {}, `${row.model} said`), prose(row.answer)),
       h("section.should", {}, h("h2", {}, "It should have said"), prose(row.correction))),
-    row.left_out && h("p", {}, `Left out of training. ${row.left_out}.`),
+    row.left_out && h("p", {}, `Left out of training: ${row.left_out}.`),
     h("div.end", {},
       h("a.muted.grow", { href: `#/chat/${row.chat}` }, `No. ${row.id}, ${row.title || "Chat"}${earlier > 0 ? `, after ${counted(earlier, "earlier message")}` : ""}`),
       actions));

@@ -158,7 +158,7 @@ function renameField(chat) {
 const exports = (id) => [["markdown", "Export as Markdown"], ["json", "Export as JSON"], ["messages", "Export for training (JSONL)"]]
   .map(([format, label]) => ({ label, icon: "download", run: () => tell(() => chats.exportChat(id, format)) }));
 
-/** Marked first, so that it is gone after a reload too, and removed once it cannot be undone any more. */
+/** Marked first, so that it is gone after a reload too, and removed once it cannot be undone. */
 function remove(chat) {
   const mark = (deleted) => tell(() => chats.update(chat.id, { deleted, updated_at: chat.updated_at })).then(refresh);
   state.lives.get(chat.id)?.aborter.abort();
@@ -166,5 +166,5 @@ function remove(chat) {
   const timer = setTimeout(refresh, chats.UNDO_SECONDS * 1000 + 100);
   if (state.chat.id === chat.id) location.hash = "#/";
   $("search").focus();
-  toast(`Deleted “${titleOf(chat)}”`, { label: "Undo", run: () => (clearTimeout(timer), mark(null)) }, chats.UNDO_SECONDS);
+  toast(`Deleted “${titleOf(chat)}” with its corrections`, { label: "Undo", run: () => (clearTimeout(timer), mark(null)) }, chats.UNDO_SECONDS);
 }
