@@ -116,9 +116,7 @@ def temp_dirs(checkout: Checkout) -> Iterator[Finding]:
     """Checkouts of --temp and queued experiments that no process works in."""
     exps = checkout.root / ".dvc" / "tmp" / "exps"
     for folder in sorted((*exps.glob("tmp*"), *(exps / "standalone").glob("tmp*"))):
-        # While DVC prepares one or collects from it, its own process stands elsewhere.
-        setting_up = checkout.dvc and checkout.may_be_owned(folder)
-        if not folder.is_dir() or not checkout.trusted or checkout.processes_below(folder) or setting_up:
+        if not folder.is_dir() or not checkout.abandoned(folder):
             continue
         size = slots.size(slots.bytes_of(folder))
         what = f"checkout of a killed experiment, {size}; its slot is kept elsewhere"

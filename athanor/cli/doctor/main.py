@@ -73,6 +73,7 @@ def examine(root: Path, deep: bool = False) -> tuple[list[Finding], dict[str, An
         "lock": checks.locks,
         "record": checks.torn_records,
         "head": files.experiment,
+        "task": queue.killed,
         "temp-dir": files.temp_dirs,
         "leftover": lambda checkout: files.leftovers(checkout, unpublished),
         "journal": checks.journals,
@@ -206,6 +207,11 @@ class Checkout:
 
     def processes_below(self, folder: Path) -> list[Process]:
         return [process for process in self.workers if process.is_below(folder)]
+
+    def abandoned(self, folder: Path) -> bool:
+        """Whether no living process works in an experiment's checkout, or for it: DVC's own stands elsewhere."""
+        busy = self.processes_below(folder) or self.dvc and self.may_be_owned(folder)
+        return self.trusted and not busy
 
     def may_be_owned(self, path: Path) -> bool:
         """Whether a living process may have made this: one that was there when it was last written."""
