@@ -7,27 +7,39 @@ also reads a configuration of the user's, and takes that of the checkout for it 
 from __future__ import annotations
 
 import configparser
+import contextlib
 import os
 import re
 from pathlib import Path
 
 from athanor.base.artifacts import write_bytes
-from athanor.runtime.facts import git
+from athanor.runtime import dvc_lock
+from athanor.runtime.facts import Graph, git
 
 CONFIG = ".dvc/config"
 NAME_IT = 'dvc remote add -d store PLACE && git add .dvc/config && git commit -m "DVC remote"'
+RESTORE = "git restore .dvc/config && dvc pull"
 WITH_DATA = 'DVC_GLOBAL_CONFIG_DIR="$PWD/.dvc"'
 EXPERIMENT = re.compile(r"refs/exps/[0-9a-f]{2}/[0-9a-f]{38}/(?P<name>\S+)")
 
 
-def default_remote(text: str) -> str:
-    """The remote that a DVC configuration names as the default, "" for none."""
+def config_text(root: Path) -> str:
+    """The configuration of the checkout, last what Git does not have, which counts more."""
+    paths = (root / CONFIG, root / f"{CONFIG}.local")
+    return "\n".join(path.read_text(encoding="utf-8") for path in paths if path.is_file())
+
+
+def setting(text: str, section: str = "core", key: str = "remote", default: str = "") -> str:
+    """What a DVC configuration says: of itself the name of the default remote."""
     config = configparser.ConfigParser(strict=False, interpolation=None)
-    try:
+    with contextlib.suppress(configparser.Error):
         config.read_string(text)
-    except configparser.Error:
-        return ""
-    return config.get("core", "remote", fallback="").strip("\"'")
+    return config.get(section, key, fallback=default).strip("\"'")
+
+
+def cache_folder(root: Path) -> Path:
+    """DVC's cache: cache.dir of .dvc/config.local, else of .dvc/config, else .dvc/cache. It may not exist yet."""
+    return root / ".dvc" / setting(config_text(root), "cache", "dir", "cache")
 
 
 def users_remote() -> str:
@@ -35,18 +47,39 @@ def users_remote() -> str:
     from platformdirs import user_config_dir
 
     path = Path(os.environ.get("DVC_GLOBAL_CONFIG_DIR") or user_config_dir("dvc", "iterative")) / "config"
-    return default_remote(path.read_text(encoding="utf-8")) if path.is_file() else ""
+    return setting(path.read_text(encoding="utf-8")) if path.is_file() else ""
 
 
 def has_remote(root: Path, commit: str) -> bool:
-    return bool(default_remote(git(root, "show", f"{commit}:./{CONFIG}")) or users_remote())
+    return bool(setting(git(root, "show", f"{commit}:./{CONFIG}")) or users_remote())
+
+
+def lacking(root: Path, rev: str) -> list[str] | None:
+    """Outputs of a commit that the default remote does not have; None where that is no folder here, so only DVC can ask.
+
+    Not those that DVC does not keep: they are here, and not in the cache.
+    """
+    text = config_text(root)
+    url = setting(text, f"'remote \"{setting(text)}\"'", "url").removeprefix("file://")
+    if not url or "://" in url:
+        return None
+    lock = dvc_lock.parsed(git(root, "show", f"{rev}:./dvc.lock").encode()) or {}
+    return [
+        out["path"]
+        for stage in Graph(root).stages
+        for out in lock.get(stage, {}).get("outs", ())
+        if not Path(root, ".dvc", url, name := f"files/md5/{out['md5'][:2]}/{out['md5'][2:]}").exists()
+        and ((cache_folder(root) / name).exists() or not (root / out["path"]).exists())
+    ]
 
 
 def without_data(root: Path) -> list[str]:
-    """Names of the experiments that `dvc exp push` would send without their data."""
+    """Names of the experiments that `dvc exp push` would send without their data, and whose data no remote has yet."""
     listed = git(root, "for-each-ref", "--format=%(refname)", "refs/exps").split()
     found = filter(None, map(EXPERIMENT.fullmatch, listed))
-    return sorted({match["name"] for match in found if not has_remote(root, match[0])})
+    return sorted(
+        {match["name"] for match in found if not has_remote(root, match[0]) and lacking(root, match[0]) != []}
+    )
 
 
 def warning(root: Path, main: Path) -> str:

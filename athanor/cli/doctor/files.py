@@ -18,10 +18,11 @@ from pathlib import Path
 
 from athanor.base.artifacts import OLD, read_json
 from athanor.cli import slots
-from athanor.cli.doctor.checks import cache_folder, recorded_stages
+from athanor.cli.doctor.checks import recorded_stages
 from athanor.cli.doctor.main import FIX, Checkout, Finding
 from athanor.runtime import dvc_lock, intact
 from athanor.runtime.facts import git
+from athanor.runtime.sharing import cache_folder
 
 WRITTEN_FOLDERS = ("data", "models", "metrics", "plots", ".athanor")
 # DVC removes these refs when an experiment ends. EXEC_HEAD it leaves; queued experiments have refs of their own.

@@ -80,6 +80,7 @@ def examine(root: Path, deep: bool = False) -> tuple[list[Finding], dict[str, An
         "store": checks.store,
         "untracked": checks.untracked,
         "experiment": checks.experiments,
+        "remote": checks.data,
         "queue": queue.same_name,
         "space": checks.space,
         "profile": lambda checkout: checks.hardware_profile(root),
@@ -210,8 +211,7 @@ class Checkout:
 
     def abandoned(self, folder: Path) -> bool:
         """Whether no living process works in an experiment's checkout, or for it: DVC's own stands elsewhere."""
-        busy = self.processes_below(folder) or self.dvc and self.may_be_owned(folder)
-        return self.trusted and not busy
+        return self.trusted and not (self.processes_below(folder) or self.dvc and self.may_be_owned(folder))
 
     def may_be_owned(self, path: Path) -> bool:
         """Whether a living process may have made this: one that was there when it was last written."""

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from athanor.base.errors import InputError
-from athanor.cli.doctor.checks import cache_folder
 from athanor.cli.doctor.main import Checkout, Finding
 from athanor.runtime.facts import check_names, git
+from athanor.runtime.sharing import cache_folder
 
 ASCII_ONLY = "`dvc exp run` with --temp or --queue fails, since DVC writes its settings there as ASCII"
 INTERPRETER = re.compile(

@@ -22,12 +22,9 @@ from athanor.base.strict import read_yaml
 from athanor.cli.doctor.main import FIX, Checkout, Finding
 from athanor.runtime.facts import git, leaves, overrides, params_at
 
-EXPS = Path(".dvc/tmp/exps")
-KILLED = '{"status": "FAILURE", "result": null, "traceback": null}'
-
 
 class Task(NamedTuple):
-    """result: a digest of what it made. ended: when, in seconds; 0 before.
+    """result: a digest of what it made. ended: when, in seconds.
 
     running: as DVC shows it. verdict: where DVC keeps how it ended. trace: its checkout, else the message that queued it.
     """
@@ -40,27 +37,33 @@ class Task(NamedTuple):
     verdict: Path
     trace: Path
 
+    def end(self) -> str:
+        write_text(self.verdict, '{"status": "FAILURE", "result": null, "traceback": null}')
+        return f"it is Failed now; dvc queue remove {self.rev[:7]}, then queue it again: it goes on from its checkpoint"
+
 
 def tasks(root: Path) -> dict[tuple[str, str], list[Task]]:
     """The tasks of DVC's queue by commit and name, in the order in which they were queued."""
-    queued = []
-    for path in (root / EXPS / "celery/broker").glob("*/*.celery.msg"):
+    exps, queued = root / ".dvc/tmp/exps", []
+    for path in exps.glob("celery/broker/*/*.celery.msg"):
         # A worker takes it now, or a crash tore it.
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
             message, when = json.loads(path.read_bytes()), path.stat().st_mtime_ns
             if message["headers"]["task"].endswith(".run_exp"):
-                queued.append((when, message["headers"]["id"], path, json.loads(base64.b64decode(message["body"]))[0][0]))
+                queued.append(
+                    (when, message["headers"]["id"], path, json.loads(base64.b64decode(message["body"]))[0][0])
+                )
     found = defaultdict(list)
-    for _, number, path, entry in sorted(queued, key=lambda row: row[:2]):
+    for _, number, path, entry in sorted(queued):
         rev, result, ended, trace = entry["stash_rev"], "", 0.0, path
-        info = root / EXPS / "run" / rev / f"{rev}.run"
+        info = exps / f"run/{rev}/{rev}.run"
         with contextlib.suppress(OSError, AthanorError):
             facts, ended = read_json(info), info.stat().st_mtime
             result, folder = facts["result_hash"] or "", Path(facts["root_dir"])
             trace = folder if folder.is_dir() else path
-        verdict = root / EXPS / "celery/result" / f"celery-task-meta-{number}"
+        verdict = exps / f"celery/result/celery-task-meta-{number}"
         over, taken = verdict.is_file(), path.parent.name == "processed"
-        task = Task(rev, result, ended if result else 0.0, over and not result, taken and not over, verdict, trace)
+        task = Task(rev, result, ended, over and not result, taken and not over, verdict, trace)
         found[entry["baseline_rev"], entry["name"]].append(task)
     return found
 
@@ -71,12 +74,7 @@ def killed(checkout: Checkout) -> Iterator[Finding]:
         for task in group:
             if task.running and checkout.abandoned(task.trace):
                 what = f"DVC shows task {task.rev[:7]} as Running for ever: its process was killed"
-                yield Finding("task", name, what, FIX, lambda task=task: _end(task))
-
-
-def _end(task: Task) -> str:
-    write_text(task.verdict, KILLED)
-    return f"it is Failed now; dvc queue remove {task.rev[:7]}, then queue it again: it goes on from its checkpoint"
+                yield Finding("task", name, what, FIX, task.end)
 
 
 def same_name(checkout: Checkout) -> Iterator[Finding]:
