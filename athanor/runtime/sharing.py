@@ -18,7 +18,7 @@ from athanor.runtime.facts import Graph, git
 
 CONFIG = ".dvc/config"
 NAME_IT = 'dvc remote add -d store PLACE && git add .dvc/config && git commit -m "DVC remote"'
-RESTORE = "git restore .dvc/config && dvc pull"
+RESTORE = "git restore .dvc/config && dvc pull; if that fails"
 WITH_DATA = 'DVC_GLOBAL_CONFIG_DIR="$PWD/.dvc"'
 EXPERIMENT = re.compile(r"refs/exps/[0-9a-f]{2}/[0-9a-f]{38}/(?P<name>\S+)")
 

@@ -227,11 +227,9 @@ def experiments(checkout: Checkout) -> Iterator[Finding]:
         f"{', '.join(names[:MOST_NAMES])}{f' and {len(names) - MOST_NAMES} more' if len(names) > MOST_NAMES else ''}"
     )
     what = "made before a DVC remote was committed: dvc exp push sends it without its data"
-    command = f"where it was made, {sharing.WITH_DATA} dvc exp push GIT-REMOTE NAME sends its data, too (docs/experiments.md, Share)"
-    if not sharing.setting(sharing.config_text(root)):
-        # dvc exp apply took the remote away
-        first = sharing.RESTORE if sharing.has_remote(root, "HEAD") else sharing.NAME_IT
-        command = f"{first}; then {command}"
+    command = f"{sharing.WITH_DATA} dvc exp push GIT-REMOTE NAME where it was made sends its data, too (docs/experiments.md, Share)"
+    if not sharing.setting(sharing.config_text(root)):  # or dvc exp apply took it away
+        command = f"{sharing.RESTORE if sharing.has_remote(root, 'HEAD') else sharing.NAME_IT}, then {command}"
     yield Finding("experiment", shown, what, command, note=True)
 
 
