@@ -18,40 +18,32 @@ from athanor.runtime.facts import Graph, git
 
 CONFIG = ".dvc/config"
 NAME_IT = 'dvc remote add -d store PLACE && git add .dvc/config && git commit -m "DVC remote"'
-RESTORE = "git restore .dvc/config && dvc pull; if that fails"
-WITH_DATA = 'DVC_GLOBAL_CONFIG_DIR="$PWD/.dvc"'
 EXPERIMENT = re.compile(r"refs/exps/[0-9a-f]{2}/[0-9a-f]{38}/(?P<name>\S+)")
 
 
-def config_text(root: Path) -> str:
-    """The configuration of the checkout, last what Git does not have, which counts more."""
-    paths = (root / CONFIG, root / f"{CONFIG}.local")
-    return "\n".join(path.read_text(encoding="utf-8") for path in paths if path.is_file())
+def setting(root: Path, section: str = "core", key: str = "remote", default: str = "", commit: str = "") -> str:
+    """What DVC's configurations of the machine, the user and the checkout, or a commit of it, say in this order.
 
+    Of itself the name of the default remote.
+    """
+    from platformdirs import site_config_dir, user_config_dir
 
-def setting(text: str, section: str = "core", key: str = "remote", default: str = "") -> str:
-    """What a DVC configuration says: of itself the name of the default remote."""
     config = configparser.ConfigParser(strict=False, interpolation=None)
+    paths = [
+        f"{os.environ.get('DVC_SYSTEM_CONFIG_DIR') or site_config_dir('dvc', 'iterative')}/config",
+        f"{os.environ.get('DVC_GLOBAL_CONFIG_DIR') or user_config_dir('dvc', 'iterative')}/config",
+    ]
+    if not commit:
+        paths += [f"{root}/{CONFIG}", f"{root}/{CONFIG}.local"]
     with contextlib.suppress(configparser.Error):
-        config.read_string(text)
+        config.read(paths, encoding="utf-8")
+        config.read_string(commit and git(root, "show", f"{commit}:./{CONFIG}"))
     return config.get(section, key, fallback=default).strip("\"'")
 
 
 def cache_folder(root: Path) -> Path:
-    """DVC's cache: cache.dir of .dvc/config.local, else of .dvc/config, else .dvc/cache. It may not exist yet."""
-    return root / ".dvc" / setting(config_text(root), "cache", "dir", "cache")
-
-
-def users_remote() -> str:
-    """The default remote of the user's own configuration, which holds for every commit."""
-    from platformdirs import user_config_dir
-
-    path = Path(os.environ.get("DVC_GLOBAL_CONFIG_DIR") or user_config_dir("dvc", "iterative")) / "config"
-    return setting(path.read_text(encoding="utf-8")) if path.is_file() else ""
-
-
-def has_remote(root: Path, commit: str) -> bool:
-    return bool(setting(git(root, "show", f"{commit}:./{CONFIG}")) or users_remote())
+    """DVC's cache, which may not exist yet."""
+    return root / ".dvc" / setting(root, "cache", "dir", "cache")
 
 
 def lacking(root: Path, rev: str) -> list[str] | None:
@@ -59,8 +51,7 @@ def lacking(root: Path, rev: str) -> list[str] | None:
 
     Not those that DVC does not keep: they are here, and not in the cache.
     """
-    text = config_text(root)
-    url = setting(text, f"'remote \"{setting(text)}\"'", "url").removeprefix("file://")
+    url = setting(root, f"'remote \"{setting(root)}\"'", "url").removeprefix("file://")
     if not url or "://" in url:
         return None
     lock = dvc_lock.parsed(git(root, "show", f"{rev}:./dvc.lock").encode()) or {}
@@ -77,16 +68,14 @@ def without_data(root: Path) -> list[str]:
     """Names of the experiments that `dvc exp push` would send without their data, and whose data no remote has yet."""
     listed = git(root, "for-each-ref", "--format=%(refname)", "refs/exps").split()
     found = filter(None, map(EXPERIMENT.fullmatch, listed))
-    return sorted(
-        {match["name"] for match in found if not has_remote(root, match[0]) and lacking(root, match[0]) != []}
-    )
+    return sorted({row["name"] for row in found if not setting(root, commit=row[0]) and lacking(root, row[0]) != []})
 
 
 def warning(root: Path, main: Path) -> str:
     """What the first stage says in an experiment from a commit without a remote, once for a commit; "" otherwise."""
     marker, baseline = main / ".athanor" / "no-remote", os.environ.get("DVC_EXP_BASELINE_REV", "")
     said = marker.read_text().split() if marker.is_file() else []
-    if not baseline or baseline in said or has_remote(root, baseline):
+    if not baseline or baseline in said or setting(root, commit=baseline):
         return ""
     write_bytes(marker, "\n".join([*said, baseline]).encode())
     return f"the commit of this experiment names no DVC remote: dvc exp push will send it without its data. To share later ones: {NAME_IT}"

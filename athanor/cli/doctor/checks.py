@@ -220,17 +220,15 @@ def untracked(checkout: Checkout) -> Iterator[Finding]:
 
 def experiments(checkout: Checkout) -> Iterator[Finding]:
     """Experiments from commits without a DVC remote; `dvc exp push` sends them without their data and says nothing."""
-    names, root = sharing.without_data(checkout.root), checkout.root
-    if not names:
-        return
-    shown = (
-        f"{', '.join(names[:MOST_NAMES])}{f' and {len(names) - MOST_NAMES} more' if len(names) > MOST_NAMES else ''}"
-    )
-    what = "made before a DVC remote was committed: dvc exp push sends it without its data"
-    command = f"{sharing.WITH_DATA} dvc exp push GIT-REMOTE NAME where it was made sends its data, too (docs/experiments.md, Share)"
-    if not sharing.setting(sharing.config_text(root)):  # or dvc exp apply took it away
-        command = f"{sharing.RESTORE if sharing.has_remote(root, 'HEAD') else sharing.NAME_IT}, then {command}"
-    yield Finding("experiment", shown, what, command, note=True)
+    root = checkout.root
+    if names := sharing.without_data(root):
+        few = f"{', '.join(names[:MOST_NAMES])}{f' and {len(names) - MOST_NAMES} more' if len(names) > MOST_NAMES else ''}"
+        what = "made before a DVC remote was committed: dvc exp push sends it without its data"
+        command = 'DVC_GLOBAL_CONFIG_DIR="$PWD/.dvc" dvc exp push GIT-REMOTE NAME where it was made sends its data, too'
+        if not sharing.setting(root):
+            back = "git restore .dvc/config && dvc pull; if that fails"  # dvc exp apply took it away
+            command = f"{back if sharing.setting(root, commit='HEAD') else sharing.NAME_IT}, then {command}"
+        yield Finding("experiment", few, what, f"{command} (docs/experiments.md, Share)", note=True)
 
 
 def data(checkout: Checkout) -> Iterator[Finding]:
