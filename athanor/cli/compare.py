@@ -103,8 +103,8 @@ def _read(root: Path, folder: Path, name: str, rev: str) -> Side:
         raise InputError("no params.yaml there", where=name, fix="compare revisions of this pipeline")
     lock = dvc_lock.outputs(folder / dvc_lock.LOCK)
     files = {path: root / path for path in lock if Path(path).parent in (METRICS, LEAVES)}
+    cache = cache_folder(root) / "files/md5"
     if rev:
-        cache = cache_folder(root) / "files/md5"
         files = {path: cache / lock[path][:2] / lock[path][2:] for path in files}
         if missing := {f"{path} of {name}": lock[path] for path, file in files.items() if not file.is_file()}:
             dvc_view.fetch(root, missing)
@@ -117,7 +117,7 @@ def _read(root: Path, folder: Path, name: str, rev: str) -> Side:
         raise InputError("no results there", where=name, fix=fix if rev else "dvc repro, or dvc pull in a clone")
     metrics = {path.stem: facts for path, facts in found.items() if path.parent == METRICS}
     lock_stages = dvc_lock.stages(folder / dvc_lock.LOCK)
-    rows = _held_out_rows(cache_folder(root) / "files/md5", lock.get("data/sft", ""))
+    rows = _held_out_rows(cache, lock.get("data/sft", ""))
     return Side(name, rev, read_yaml(folder / "params.yaml"), metrics, leaves, lock_stages, rows)
 
 

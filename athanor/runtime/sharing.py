@@ -21,7 +21,7 @@ NAME_IT = 'dvc remote add -d store PLACE && git add .dvc/config && git commit -m
 EXPERIMENT = re.compile(r"refs/exps/[0-9a-f]{2}/[0-9a-f]{38}/(?P<name>\S+)")
 
 
-def setting(root: Path, section: str = "core", key: str = "remote", default: str = "", commit: str = "") -> str:
+def setting(root: Path, section: str = "core", key: str = "remote", commit: str = "") -> str:
     """What DVC's configurations of the machine, the user and the checkout, or a commit of it, say in this order.
 
     Of itself the name of the default remote.
@@ -38,12 +38,12 @@ def setting(root: Path, section: str = "core", key: str = "remote", default: str
     with contextlib.suppress(configparser.Error):
         config.read(paths, encoding="utf-8")
         config.read_string(commit and git(root, "show", f"{commit}:./{CONFIG}"))
-    return config.get(section, key, fallback=default).strip("\"'")
+    return config.get(section, key, fallback="").strip("\"'")
 
 
 def cache_folder(root: Path) -> Path:
     """DVC's cache, which may not exist yet."""
-    return root / ".dvc" / setting(root, "cache", "dir", "cache")
+    return root / ".dvc" / (setting(root, "cache", "dir") or "cache")
 
 
 def lacking(root: Path, rev: str) -> list[str] | None:
@@ -66,9 +66,10 @@ def lacking(root: Path, rev: str) -> list[str] | None:
 
 def without_data(root: Path) -> list[str]:
     """Names of the experiments that `dvc exp push` would send without their data, and whose data no remote has yet."""
-    listed = git(root, "for-each-ref", "--format=%(refname)", "refs/exps").split()
-    found = filter(None, map(EXPERIMENT.fullmatch, listed))
-    return sorted({row["name"] for row in found if not setting(root, commit=row[0]) and lacking(root, row[0]) != []})
+    listed = map(EXPERIMENT.fullmatch, git(root, "for-each-ref", "--format=%(refname)", "refs/exps").split())
+    return sorted(
+        {row["name"] for row in listed if row and not setting(root, commit=row[0]) and lacking(root, row[0]) != []}
+    )
 
 
 def warning(root: Path, main: Path) -> str:

@@ -83,9 +83,6 @@ def test_what_is_missed_in_part_is_said_although_the_stage_goes_on(main):
     subprocess.run(["git", "add", "corpus"], cwd=main, check=True)
     for name in ("corpus/old/d.md", "corpus/x/*.md"):  # queued before
         assert "unless that was done since, then run or queue" in queued(main, name).splitlines()[-1]
-    shutil.rmtree(main / ".dvc")  # queued again
-    subprocess.run(["git", "-c", "user.name=t", "-c", "user.email=t@h", "commit", "-qm", "two"], cwd=main, check=True)
-    assert "does without" not in queued(main, "corpus/old/*.md")
 
 
 def test_a_glob_that_matches_nowhere_is_still_a_wrong_glob(main):

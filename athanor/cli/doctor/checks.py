@@ -180,9 +180,9 @@ def _moved_store(checkout: Checkout) -> Iterator[Finding]:
     expected = artifacts_of(path).as_uri()
     for (where,) in rows:
         if where != expected:
-            name = shlex.quote(str(path))
             what = f"was copied or moved: MLflow keeps its files in {where}"
-            yield Finding("store", str(path), what, f"mv {name} {name}.old && athanor ship --rebuild")
+            move = f"mv {shlex.quote(str(path))} {shlex.quote(f'{path}.old')}"
+            yield Finding("store", str(path), what, f"{move} && athanor ship --rebuild")
 
 
 def _undelivered(root: Path) -> list[Path]:
@@ -236,15 +236,10 @@ def data(checkout: Checkout) -> Iterator[Finding]:
     root = checkout.root
     if names := sharing.lacking(root, "HEAD"):
         edited = git(root, "diff", "--name-only", "HEAD", "dvc.lock")  # dvc push sends what is in the workspace's
-        push = f"{'git stash push dvc.lock && dvc push; git stash pop' if edited else 'dvc push'} where they were made"
+        push = "git stash push dvc.lock && dvc push; git stash pop" if edited else "dvc push"
+        push += " where they were made; or athanor repro first"
         what = f"{len(names)} outputs of the last commit are not in the DVC remote, so dvc pull fails in a clone ({names[0]})"
-        yield Finding(
-            "remote",
-            "dvc.lock",
-            what,
-            f"{push}; or athanor repro first",
-            note=not git(root, "branch", "-r", "--contains", "HEAD"),
-        )
+        yield Finding("remote", "dvc.lock", what, push, note=not git(root, "branch", "-r", "--contains", "HEAD"))
 
 
 def space(checkout: Checkout) -> Iterator[Finding]:
@@ -277,10 +272,11 @@ def hardware_profile(root: Path) -> Iterator[Finding]:
         traits, compiled = profile["fingerprint"], profile["compile"]
         params = root / "params.yaml"
         shape = read_yaml(params).get("model", {}) if params.is_file() else {}
-        differing = [
-            name for name, value in shape.items() if value is not None and traits["model"].get(name, value) != value
+        changed = [
+            f"model.{name} is another"
+            for name, value in shape.items()
+            if value is not None and traits["model"].get(name, value) != value
         ]
-        changed = [f"model.{name} is another" for name in differing]
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             version = importlib.metadata.version("torch")
             if version.split("+")[0] != traits["torch"].split("+")[0]:

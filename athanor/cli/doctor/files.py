@@ -117,12 +117,11 @@ def temp_dirs(checkout: Checkout) -> Iterator[Finding]:
     """Checkouts of --temp and queued experiments that no process works in."""
     exps = checkout.root / ".dvc" / "tmp" / "exps"
     for folder in sorted((*exps.glob("tmp*"), *(exps / "standalone").glob("tmp*"))):
-        if not folder.is_dir() or not checkout.abandoned(folder):
-            continue
-        size = slots.size(slots.bytes_of(folder))
-        what = f"checkout of a killed experiment, {size}; its slot is kept elsewhere"
-        where = folder.relative_to(checkout.root).as_posix()
-        yield Finding("temp-dir", where, what, FIX, lambda f=folder, s=size: _remove_checkout(exps, f, s))
+        if folder.is_dir() and checkout.abandoned(folder):
+            size = slots.size(slots.bytes_of(folder))
+            what = f"checkout of a killed experiment, {size}; its slot is kept elsewhere"
+            where = folder.relative_to(checkout.root).as_posix()
+            yield Finding("temp-dir", where, what, FIX, lambda f=folder, s=size: _remove_checkout(exps, f, s))
 
 
 def _remove_checkout(exps: Path, folder: Path, size: str) -> str:

@@ -62,8 +62,9 @@ def tasks(root: Path) -> dict[tuple[str, str], list[Task]]:
             result, folder = facts["result_hash"] or "", Path(facts["root_dir"])
             trace = folder if folder.is_dir() else path
         verdict = exps / f"celery/result/celery-task-meta-{number}"
-        over, taken = verdict.is_file(), path.parent.name == "processed"
-        task = Task(rev, result, ended, over and not result, taken and not over, verdict, trace)
+        over = verdict.is_file()
+        running = not over and path.parent.name == "processed"
+        task = Task(rev, result, ended, over and not result, running, verdict, trace)
         found[entry["baseline_rev"], entry["name"]].append(task)
     return found
 
