@@ -1,7 +1,7 @@
 """Everything that this project uses of DVC's internals, so that what a new version of DVC may break is in one module.
 
 `athanor plan`, `compare`, `pin` and the chat server ask DVC's own functions for hashes, locks, keys of the
-run-cache, names of experiments and settings, so that they decide as DVC does. DVC is imported when it is asked: that
+run-cache and names of experiments, so that they decide as DVC does. DVC is imported when it is asked: that
 takes a second. Its readers of the caches are not used as they are, because they repair while they look: they delete
 damaged entries and objects, and make the others read-only.
 """
@@ -197,7 +197,7 @@ def _load(path: Path) -> dict[str, Any] | None:
         return None
 
 
-# -- experiments, settings, params.yaml --------------------------------------------------------------------------------
+# -- experiments, params.yaml --------------------------------------------------------------------------------
 
 
 def experiment(root: Path, name: str) -> tuple[str, list[str]]:

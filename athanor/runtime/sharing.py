@@ -1,7 +1,8 @@
 """Whether an experiment can be pushed with its data: DVC looks for the remote in the experiment's own commit.
 
 One that was made before a remote was committed is pushed without a word as a commit whose data nobody else can get. DVC
-also reads a configuration of the user's, and takes that of the checkout for it where a variable says so.
+also reads a configuration of the user's, and takes that of the checkout for it where a variable says so. DVC's settings
+are read without DVC, whose import takes a second and which may be broken.
 """
 
 from __future__ import annotations

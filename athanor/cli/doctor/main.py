@@ -65,6 +65,7 @@ def examine(root: Path, deep: bool = False) -> tuple[list[Finding], dict[str, An
     unpublished = files.unpublished_writes(root)
     checkout = inspect_checkout(root)
     rules: dict[str, Callable[[Checkout], Iterable[Finding]]] = {
+        "task": queue.killed,  # first: a worker that starts from now on is not in the list of processes
         "git": places.repository,
         "name": places.names,
         "programs": places.programs,
@@ -73,7 +74,6 @@ def examine(root: Path, deep: bool = False) -> tuple[list[Finding], dict[str, An
         "lock": checks.locks,
         "record": checks.torn_records,
         "head": files.experiment,
-        "task": queue.killed,
         "temp-dir": files.temp_dirs,
         "leftover": lambda checkout: files.leftovers(checkout, unpublished),
         "journal": checks.journals,
