@@ -197,7 +197,7 @@ def _load(path: Path) -> dict[str, Any] | None:
         return None
 
 
-# -- experiments, params.yaml --------------------------------------------------------------------------------
+# -- experiments, params.yaml ------------------------------------------------------------------------------------------
 
 
 def experiment(root: Path, name: str) -> tuple[str, list[str]]:
