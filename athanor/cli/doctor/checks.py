@@ -181,7 +181,7 @@ def _moved_store(checkout: Checkout) -> Iterator[Finding]:
     for (where,) in rows:
         if where != expected:
             what = f"was copied or moved: MLflow keeps its files in {where}"
-            move = f"mv {shlex.quote(str(path))} {shlex.quote(f'{path}.old')}"
+            move = f"mv {shlex.quote(str(path))} {shlex.quote(str(path))}.old"
             yield Finding("store", str(path), what, f"{move} && athanor ship --rebuild")
 
 
