@@ -39,7 +39,7 @@ class Task(NamedTuple):
 
     def end(self) -> str:
         write_text(self.verdict, '{"status": "FAILURE", "result": null, "traceback": null}')
-        return f"it is Failed now; dvc queue remove {self.rev[:7]}, then queue it again: it goes on from its checkpoint"
+        return f"it is Failed now; dvc queue remove {self.rev[:7]}, then queue it again: it resumes from its checkpoint"
 
 
 def tasks(root: Path) -> dict[tuple[str, str], list[Task]]:
