@@ -116,9 +116,8 @@ def _read(root: Path, folder: Path, name: str, rev: str) -> Side:
             fix = f"to compare with an experiment of it: athanor compare {' or '.join(names)}; else {fix}"
         raise InputError("no results there", where=name, fix=fix if rev else "dvc repro, or dvc pull in a clone")
     metrics = {path.stem: facts for path, facts in found.items() if path.parent == METRICS}
-    lock_stages = dvc_lock.stages(folder / dvc_lock.LOCK)
-    rows = _held_out_rows(cache, lock.get("data/sft", ""))
-    return Side(name, rev, read_yaml(folder / "params.yaml"), metrics, leaves, lock_stages, rows)
+    params, lock_stages = read_yaml(folder / "params.yaml"), dvc_lock.stages(folder / dvc_lock.LOCK)
+    return Side(name, rev, params, metrics, leaves, lock_stages, _held_out_rows(cache, lock.get("data/sft", "")))
 
 
 def _held_out_rows(cache: Path, md5: str) -> tuple[str, ...]:
