@@ -117,10 +117,5 @@ def page() -> str:
     return "\n".join(parts) + "\n"
 
 
-def main() -> int:
-    write_text(PAGE, page())
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    write_text(PAGE, page())

@@ -5,7 +5,6 @@ python -m tools.troubles_doc
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -89,10 +88,5 @@ def page() -> str:
     return "\n".join(parts) + "\n"
 
 
-def main() -> int:
-    write_text(PAGE, page())
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    write_text(PAGE, page())

@@ -32,8 +32,8 @@ from athanor.catalog.places import BASE, CARD, EXPORT, HF_DIR, WEIGHTS_OF, is_ba
 from athanor.export.gguf_reader import read_header
 from athanor.model.config import ModelConfig
 from athanor.runtime.dvc_lock import parsed
-from athanor.runtime.dvc_view import cache_folder
 from athanor.runtime.facts import git
+from athanor.runtime.sharing import cache_folder
 from athanor.tokenizer.tokenizer import MODEL_FILE
 
 SERVED = ".athanor/served"
@@ -218,7 +218,7 @@ def _experiments(root: Path, own: Sequence[AvailableModel]) -> dict[str, Availab
 
 def cached(root: Path, model: AvailableModel) -> dict[str, Path]:
     """Files of an experiment's `hf/`, and its card, in DVC's cache; InputError where that lacks one of them."""
-    cache, md5 = cache_folder(root), Path(model.path).name
+    cache, md5 = cache_folder(root) / "files/md5", Path(model.path).name
     with suppress(*ODD):
         rows = json.loads(read_bounded(cache / md5[:2] / f"{md5[2:]}.dir"))
         md5_of = {row["relpath"]: row["md5"] for row in rows}

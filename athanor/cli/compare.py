@@ -30,6 +30,7 @@ from athanor.runtime import dvc_lock, dvc_view
 from athanor.runtime.facts import flatten, git
 from athanor.runtime.headlines import HEADLINES
 from athanor.runtime.redact import redact
+from athanor.runtime.sharing import cache_folder
 from athanor.runtime.store import delivery
 
 WORKSPACE = "workspace"
@@ -102,8 +103,8 @@ def _read(root: Path, folder: Path, name: str, rev: str) -> Side:
         raise InputError("no params.yaml there", where=name, fix="compare revisions of this pipeline")
     lock = dvc_lock.outputs(folder / dvc_lock.LOCK)
     files = {path: root / path for path in lock if Path(path).parent in (METRICS, LEAVES)}
+    cache = cache_folder(root) / "files/md5"
     if rev:
-        cache = dvc_view.cache_folder(root)
         files = {path: cache / lock[path][:2] / lock[path][2:] for path in files}
         if missing := {f"{path} of {name}": lock[path] for path, file in files.items() if not file.is_file()}:
             dvc_view.fetch(root, missing)
@@ -115,9 +116,8 @@ def _read(root: Path, folder: Path, name: str, rev: str) -> Side:
             fix = f"to compare with an experiment of it: athanor compare {' or '.join(names)}; else {fix}"
         raise InputError("no results there", where=name, fix=fix if rev else "dvc repro, or dvc pull in a clone")
     metrics = {path.stem: facts for path, facts in found.items() if path.parent == METRICS}
-    lock_stages = dvc_lock.stages(folder / dvc_lock.LOCK)
-    rows = _held_out_rows(dvc_view.cache_folder(root), lock.get("data/sft", ""))
-    return Side(name, rev, read_yaml(folder / "params.yaml"), metrics, leaves, lock_stages, rows)
+    params, lock_stages = read_yaml(folder / "params.yaml"), dvc_lock.stages(folder / dvc_lock.LOCK)
+    return Side(name, rev, params, metrics, leaves, lock_stages, _held_out_rows(cache, lock.get("data/sft", "")))
 
 
 def _held_out_rows(cache: Path, md5: str) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Everything that this project uses of DVC's internals, so that what a new version of DVC may break is in one module.
 
 `athanor plan`, `compare`, `pin` and the chat server ask DVC's own functions for hashes, locks, keys of the
-run-cache, names of experiments and settings, so that they decide as DVC does. DVC is imported when it is asked: that
+run-cache and names of experiments, so that they decide as DVC does. DVC is imported when it is asked: that
 takes a second. Its readers of the caches are not used as they are, because they repair while they look: they delete
 damaged entries and objects, and make the others read-only.
 """
@@ -19,6 +19,7 @@ from typing import Any
 
 from athanor.base.errors import InputError
 from athanor.runtime import dvc_lock
+from athanor.runtime.sharing import cache_folder
 
 
 @contextlib.contextmanager
@@ -119,7 +120,7 @@ def fetch(root: Path, missing: Mapping[str, str]) -> None:
     from dvc.exceptions import DvcException
     from dvc_data.hashfile.hash_info import HashInfo
 
-    cache, why = cache_folder(root), "the remote does not have it"
+    cache, why = cache_folder(root) / "files/md5", "the remote does not have it"
     try:
         open_repo(root).cloud.pull([HashInfo("md5", md5) for md5 in missing.values()])
     except DvcException as error:
@@ -196,7 +197,7 @@ def _load(path: Path) -> dict[str, Any] | None:
         return None
 
 
-# -- experiments, settings, params.yaml --------------------------------------------------------------------------------
+# -- experiments, params.yaml ------------------------------------------------------------------------------------------
 
 
 def experiment(root: Path, name: str) -> tuple[str, list[str]]:
@@ -215,17 +216,6 @@ def experiment(root: Path, name: str) -> tuple[str, list[str]]:
                 "several experiments have this name", where=name, fix=f"use {' or '.join(matching)}"
             ) from None
         return str(scm.get_ref(str(ref))) if ref else "", [info.name for info in refs]
-
-
-def cache_folder(root: Path) -> Path:
-    """The folder of DVC's cache that holds objects by their MD5, as all levels of its configuration say."""
-    from dvc.config import Config, ConfigError
-
-    try:
-        folder = Config(str(root / ".dvc")).get("cache", {}).get("dir")
-    except ConfigError as error:
-        raise InputError(str(error), where=str(root / ".dvc"), fix="dvc config --list shows where it stands") from None
-    return (root / ".dvc" / (folder or "cache")) / "files" / "md5"
 
 
 REMOVED = object()

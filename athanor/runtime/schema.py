@@ -19,7 +19,6 @@ from athanor.tokenizer_training.params import MEMORY_FACTOR
 from athanor.training.sft_params import SCRATCH
 
 FOREIGN_STAGES = ("lora-data", "lora", "lora-export")
-RL_STAGES = tuple(f"{method}{part}" for method in ("grpo", "dpo") for part in ("-data", "", "-eval", "-export"))
 
 
 def schemas() -> dict[str, type]:

@@ -1,59 +1,83 @@
 """Whether an experiment can be pushed with its data: DVC looks for the remote in the experiment's own commit.
 
 One that was made before a remote was committed is pushed without a word as a commit whose data nobody else can get. DVC
-also reads a configuration of the user's, and takes that of the checkout for it where a variable says so.
+also reads a configuration of the user's, and takes that of the checkout for it where a variable says so. DVC's settings
+are read without DVC, whose import takes a second and which may be broken.
 """
 
 from __future__ import annotations
 
 import configparser
+import contextlib
 import os
 import re
 from pathlib import Path
 
 from athanor.base.artifacts import write_bytes
-from athanor.runtime.facts import git
+from athanor.runtime import dvc_lock
+from athanor.runtime.facts import Graph, git
 
 CONFIG = ".dvc/config"
 NAME_IT = 'dvc remote add -d store PLACE && git add .dvc/config && git commit -m "DVC remote"'
-WITH_DATA = 'DVC_GLOBAL_CONFIG_DIR="$PWD/.dvc"'
 EXPERIMENT = re.compile(r"refs/exps/[0-9a-f]{2}/[0-9a-f]{38}/(?P<name>\S+)")
 
 
-def default_remote(text: str) -> str:
-    """The remote that a DVC configuration names as the default, "" for none."""
+def setting(root: Path, section: str = "core", key: str = "remote", commit: str = "") -> str:
+    """What DVC's configurations of the machine, the user and the checkout, or a commit of it, say in this order.
+
+    Of itself the name of the default remote.
+    """
+    from platformdirs import site_config_dir, user_config_dir
+
     config = configparser.ConfigParser(strict=False, interpolation=None)
-    try:
-        config.read_string(text)
-    except configparser.Error:
-        return ""
-    return config.get("core", "remote", fallback="").strip("\"'")
+    paths = [
+        f"{os.environ.get('DVC_SYSTEM_CONFIG_DIR') or site_config_dir('dvc', 'iterative')}/config",
+        f"{os.environ.get('DVC_GLOBAL_CONFIG_DIR') or user_config_dir('dvc', 'iterative')}/config",
+    ]
+    if not commit:
+        paths += [f"{root}/{CONFIG}", f"{root}/{CONFIG}.local"]
+    with contextlib.suppress(configparser.Error):
+        config.read(paths, encoding="utf-8")
+        config.read_string(commit and git(root, "show", f"{commit}:./{CONFIG}"))
+    return config.get(section, key, fallback="").strip("\"'")
 
 
-def users_remote() -> str:
-    """The default remote of the user's own configuration, which holds for every commit."""
-    from platformdirs import user_config_dir
-
-    path = Path(os.environ.get("DVC_GLOBAL_CONFIG_DIR") or user_config_dir("dvc", "iterative")) / "config"
-    return default_remote(path.read_text(encoding="utf-8")) if path.is_file() else ""
+def cache_folder(root: Path) -> Path:
+    """DVC's cache, which may not exist yet."""
+    return root / ".dvc" / (setting(root, "cache", "dir") or "cache")
 
 
-def has_remote(root: Path, commit: str) -> bool:
-    return bool(default_remote(git(root, "show", f"{commit}:./{CONFIG}")) or users_remote())
+def lacking(root: Path, rev: str) -> list[str] | None:
+    """Outputs of a commit that the default remote does not have; None where that is no folder here, so only DVC can ask.
+
+    Not those that DVC does not keep: they are here, and not in the cache.
+    """
+    url = setting(root, f"'remote \"{setting(root)}\"'", "url").removeprefix("file://")
+    if not url or "://" in url:
+        return None
+    lock = dvc_lock.parsed(git(root, "show", f"{rev}:./dvc.lock").encode()) or {}
+    return [
+        out["path"]
+        for stage in Graph(root).stages
+        for out in lock.get(stage, {}).get("outs", ())
+        if not Path(root, ".dvc", url, name := f"files/md5/{out['md5'][:2]}/{out['md5'][2:]}").exists()
+        and ((cache_folder(root) / name).exists() or not (root / out["path"]).exists())
+    ]
 
 
 def without_data(root: Path) -> list[str]:
-    """Names of the experiments that `dvc exp push` would send without their data."""
-    listed = git(root, "for-each-ref", "--format=%(refname)", "refs/exps").split()
-    found = filter(None, map(EXPERIMENT.fullmatch, listed))
-    return sorted({match["name"] for match in found if not has_remote(root, match[0])})
+    """Names of the experiments that `dvc exp push` would send without their data, and whose data no remote has yet."""
+    listed = map(EXPERIMENT.fullmatch, git(root, "for-each-ref", "--format=%(refname)", "refs/exps").split())
+    return sorted(
+        {row["name"] for row in listed if row and not setting(root, commit=row[0]) and lacking(root, row[0]) != []}
+    )
 
 
 def warning(root: Path, main: Path) -> str:
     """What the first stage says in an experiment from a commit without a remote, once for a commit; "" otherwise."""
     marker, baseline = main / ".athanor" / "no-remote", os.environ.get("DVC_EXP_BASELINE_REV", "")
     said = marker.read_text().split() if marker.is_file() else []
-    if not baseline or baseline in said or has_remote(root, baseline):
+    if not baseline or baseline in said or setting(root, commit=baseline):
         return ""
     write_bytes(marker, "\n".join([*said, baseline]).encode())
     return f"the commit of this experiment names no DVC remote: dvc exp push will send it without its data. To share later ones: {NAME_IT}"

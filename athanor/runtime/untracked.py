@@ -17,10 +17,10 @@ MANY_FILES = 3  # that a command names one by one
 CODE = ("stages", "athanor")
 
 
-def untracked(root: Path, deps: Iterable[str]) -> list[str]:
-    """Such files among these dependencies of stages, and all of the code."""
+def untracked(root: Path, deps: Iterable[str], kind: str = "-o") -> list[str]:
+    """Such files among these dependencies of stages, and all of the code; with `-c` those that Git tracks."""
     wanted = {dep.rstrip("/") for dep in deps}
-    listed = git(root, "ls-files", "-o", "-z", "--", *CODE, *sorted(wanted))
+    listed = git(root, "ls-files", kind, "-z", "--", *CODE, *sorted(wanted))
     found = []
     for name in filter(None, listed.split("\0")):
         path = Path(name)
@@ -59,11 +59,19 @@ def choice(folder: Path, names: Sequence[str]) -> str:
 
 
 def missed(root: Path, main: Path, stage: str) -> list[str]:
-    """Files of the main checkout that this stage reads there and not here; none in the main checkout itself."""
+    """Files of the main checkout that this stage reads there and not here; none in the main checkout itself.
+
+    Also those that Git tracks there by now: the experiment may have been queued before. But for code, which is to be as it was.
+    """
     if root.resolve() == main.resolve():
         return []
-    found = untracked(main, inputs(Graph(root), (stage,)))
-    return [name for name in found if not (root / name).exists()]
+    deps = inputs(Graph(root), (stage,))
+    return [
+        name
+        for kind in ("-o", "-c")
+        for name in untracked(main, deps, kind)
+        if not (root / name).exists() and (kind == "-o" or Path(name).parts[0] not in CODE)
+    ]
 
 
 def said(names: Sequence[str]) -> str:
@@ -72,18 +80,24 @@ def said(names: Sequence[str]) -> str:
         return ""
     folders = by_folder(names)
     few = ", ".join(f"{folder}/ ({len(files)})" if len(files) > 1 else files[0] for folder, files in folders.items())
-    return f"this experiment does without {few}: neither Git nor DVC tracks it. {fix(names)}"
+    return f"this experiment does without {few}, which neither Git nor DVC tracked when it began or was queued. {fix(names)}"
 
 
 def fix(names: Sequence[str]) -> str:
     commands = " && ".join(choice(folder, files) for folder, files in by_folder(names).items())
-    return f"Fix: in the main checkout {commands}, then run or queue the experiment again"
+    return f"Fix: in the main checkout {commands}, unless that was done since, then run or queue the experiment again"
 
 
 def explained(error: AthanorError, names: Sequence[str]) -> AthanorError:
     """The error, with another fix where what it looked for is among the files missed here."""
     pattern = str(error.where or "").replace("**/", "")
-    looked_for = [name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern.rstrip('/')}/*")]
+    looked_for = [
+        name
+        for name in names
+        if fnmatchcase(name, pattern)
+        or fnmatchcase(name, f"{pattern.rstrip('/')}/*")
+        or fnmatchcase(pattern, f"{name.removesuffix('.dvc')}/*")
+    ]
     if not pattern or not looked_for:
         return error
     return InputError(

@@ -462,7 +462,7 @@ def test_queue_of_several_workers(toy: Toy) -> None:
 
 
 def test_queue_worker_killed(toy: Toy) -> None:
-    """The task is shown as Running until `dvc queue kill` makes it Failed."""
+    """The task is shown as Running until `doctor --fix` makes it Failed, and then removes its checkout."""
     toy.hold(HOLD)
     queue(toy, a=11)
     toy.dvc("queue", "start")
@@ -473,9 +473,8 @@ def test_queue_worker_killed(toy: Toy) -> None:
     assert states(toy) == {"a": "Running"}
     assert toy.doctor() == (0, [])  # its checkout is in use by the orphan
     end(stage)
-    toy.dvc("queue", "kill", "a")
-    assert states(toy) == {"a": "Failed"}
-    assert kinds(toy, "--fix") == ["temp-dir"] and not list((toy.path / ".dvc/tmp/exps").glob("tmp*"))
+    assert kinds(toy, "--fix") == ["task", "temp-dir"] and not list((toy.path / ".dvc/tmp/exps").glob("tmp*"))
+    assert states(toy) == {"a": "Failed"} and toy.dvc("exp", "show") and not kinds(toy)
     toy.dvc("queue", "remove", "a")
     toy.release()
     queue(toy, a=11)

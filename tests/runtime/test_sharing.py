@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from athanor.cli.doctor.checks import experiments
+from athanor.cli.doctor.checks import data, experiments
 from athanor.cli.doctor.main import Checkout
-from athanor.runtime.sharing import warning, without_data
+from athanor.runtime.sharing import warning
 from tests.e2e.clone import ROOT, Clone, commit, small_repo
 
 PAGE = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
@@ -33,7 +33,7 @@ def commands() -> list[str]:
 
 
 def test_it_is_told_before_and_healed_after_with_the_commands_of_the_page(repo, tmp_path, monkeypatch):
-    found = lambda: list(experiments(Checkout(repo.path, (), ())))  # noqa: E731
+    found = lambda clone=repo, check=experiments: list(check(Checkout(clone.path, (), ())))  # noqa: E731
     (note,) = found()
     assert note.where == "lower-lr" and note.command.startswith("dvc remote add") and note.note
     baseline = repo.run("git", "rev-parse", "HEAD").stdout.strip()
@@ -47,11 +47,20 @@ def test_it_is_told_before_and_healed_after_with_the_commands_of_the_page(repo, 
     commit(repo, "remote")
     monkeypatch.setenv("DVC_EXP_BASELINE_REV", repo.run("git", "rev-parse", "HEAD").stdout.strip())
     assert warning(repo.path, repo.path) == ""
-    assert found()[0].command.startswith("DVC_GLOBAL_CONFIG_DIR=") and without_data(repo.path) == ["lower-lr"]
+    assert found()[0].command.startswith("DVC_GLOBAL_CONFIG_DIR=")
     repo.run("git", "init", "-q", "--bare", "-b", "main", "../share.git")
     repo.run("git", "remote", "add", "share", "../share.git")
+    assert found(check=data)[0].note
     repo.run("git", "push", "-q", "share", "main")
-    repo.dvc("push", "-q")
+    repo.run("git", "clone", "-q", "../share.git", "../another")
+    another = Clone(tmp_path / "another")
+    repo.dvc("exp", "apply", "-q", "lower-lr")
+    repo.run("git", "restore", ".dvc/config")
+    repo.dvc("push", "-q")  # what was applied
+    (problem,), (same,) = found(check=data), found(another, data)
+    assert not problem.note and same.command.startswith("dvc push where")
+    repo.run("bash", "-ec", problem.command.partition(" where")[0])
+    assert not found(another, data) and "2" in (repo.path / "out.txt").read_text()
     repo.dvc("exp", "push", "share", "lower-lr")  # it says that it was pushed
 
     there, *here = commands()
@@ -60,17 +69,17 @@ def test_it_is_told_before_and_healed_after_with_the_commands_of_the_page(repo, 
     clone.dvc("pull", "-q")
     clone.dvc("exp", "pull", "origin", "lower-lr")
     assert clone.dvc("exp", "apply", "lower-lr", check=False).returncode != 0
+    assert found(clone)[0].command.startswith("git restore .dvc/config && dvc pull; if that fails, then DVC_GLOBAL")
     repo.run("bash", "-ec", there)
     clone.run("bash", "-ec", "git restore .dvc/config && dvc pull -q")
+    assert not found(clone)
     assert (clone.path / "out.txt").read_text() == "x: 2\n"
 
-    repo.run("git", "clone", "-q", "../share.git", "../another")
-    another = Clone(tmp_path / "another")
     for command in here:
         another.run("bash", "-ec", command)
     assert (another.path / "out.txt").read_text() == "x: 2\n" and another.dvc("status").stdout.startswith("Data and")
     repo.dvc("exp", "run", "-q", "-n", "later", "-S", "x=3")
-    assert without_data(repo.path) == ["lower-lr"]
+    assert not found()
 
 
 def test_the_page_of_dvc_plots_says_without_a_network_why_it_is_empty():

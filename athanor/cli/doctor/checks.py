@@ -5,7 +5,6 @@ Without torch, whose import takes longer than all checks.
 
 from __future__ import annotations
 
-import configparser
 import contextlib
 import dataclasses
 import importlib.metadata
@@ -57,7 +56,7 @@ def unseen(checkout: Checkout) -> Iterator[Finding]:
 
 def locks(checkout: Checkout) -> Iterator[Finding]:
     tmp = checkout.root / ".dvc" / "tmp"
-    for path in _rwlocks(checkout.root):
+    for path in filter(Path.is_file, (checkout.root / name for name in dvc_lock.RWLOCKS)):
         yield from _rwlock_findings(checkout, path)
     # A flock ends with its process. Only the hard links of core.hardlink_lock stay behind.
     for path in (tmp / "lock", tmp / "rwlock.lock"):
@@ -69,11 +68,6 @@ def locks(checkout: Checkout) -> Iterator[Finding]:
         if path.is_file() and not checkout.may_be_owned(path):
             what = "left by a killed git or dvc; Git refuses to work"
             yield Finding("lock", str(path), what, FIX, lambda path=path: _remove_file(path))
-
-
-def _rwlocks(root: Path) -> list[Path]:
-    tmp = root / ".dvc" / "tmp"
-    return [path for path in (tmp / "rwlock", tmp / "exps" / "rwlock") if path.is_file()]
 
 
 def torn_records(checkout: Checkout) -> Iterator[Finding]:
@@ -158,9 +152,7 @@ def journals(checkout: Checkout) -> Iterator[Finding]:
     undelivered = _undelivered(checkout.root)
     if undelivered:
         names = f"{undelivered[0].name}{f' and {len(undelivered) - 1} more' if len(undelivered) > 1 else ''}"
-        with try_lock(checkout.root / ".athanor" / "ship.lock") as free:
-            running = not free
-        if running:
+        if locked(checkout.root / ".athanor" / "ship.lock"):
             yield Finding(
                 "journal", names, "being shipped to MLflow now", "athanor ship --wait 600 waits for it", note=True
             )
@@ -188,9 +180,9 @@ def _moved_store(checkout: Checkout) -> Iterator[Finding]:
     expected = artifacts_of(path).as_uri()
     for (where,) in rows:
         if where != expected:
-            name = shlex.quote(str(path))
             what = f"was copied or moved: MLflow keeps its files in {where}"
-            yield Finding("store", str(path), what, f"mv {name} {name}.old && athanor ship --rebuild")
+            move = f"mv {shlex.quote(str(path))} {shlex.quote(str(path))}.old"
+            yield Finding("store", str(path), what, f"{move} && athanor ship --rebuild")
 
 
 def _undelivered(root: Path) -> list[Path]:
@@ -228,17 +220,26 @@ def untracked(checkout: Checkout) -> Iterator[Finding]:
 
 def experiments(checkout: Checkout) -> Iterator[Finding]:
     """Experiments from commits without a DVC remote; `dvc exp push` sends them without their data and says nothing."""
-    names, root = sharing.without_data(checkout.root), checkout.root
-    if not names:
-        return
-    config = root / sharing.CONFIG
-    named = config.is_file() and sharing.default_remote(config.read_text(encoding="utf-8"))
-    shown = (
-        f"{', '.join(names[:MOST_NAMES])}{f' and {len(names) - MOST_NAMES} more' if len(names) > MOST_NAMES else ''}"
-    )
-    what = "made before a DVC remote was committed: dvc exp push sends it without its data"
-    push = f"{sharing.WITH_DATA} dvc exp push GIT-REMOTE NAME sends its data, too (docs/experiments.md, Share)"
-    yield Finding("experiment", shown, what, push if named else f"{sharing.NAME_IT}; then {push}", note=True)
+    root = checkout.root
+    if names := sharing.without_data(root):
+        few = f"{', '.join(names[:MOST_NAMES])}{f' and {len(names) - MOST_NAMES} more' if len(names) > MOST_NAMES else ''}"
+        what = "made before a DVC remote was committed: dvc exp push sends it without its data"
+        command = 'DVC_GLOBAL_CONFIG_DIR="$PWD/.dvc" dvc exp push GIT-REMOTE NAME where it was made sends its data, too'
+        if not sharing.setting(root):
+            back = "git restore .dvc/config && dvc pull; if that fails"  # dvc exp apply took it away
+            command = f"{back if sharing.setting(root, commit='HEAD') else sharing.NAME_IT}, then {command}"
+        yield Finding("experiment", few, what, f"{command} (docs/experiments.md, Share)", note=True)
+
+
+def data(checkout: Checkout) -> Iterator[Finding]:
+    """What the last commit names and the remote lacks, as far as a look at a folder shows it."""
+    root = checkout.root
+    if names := sharing.lacking(root, "HEAD"):
+        edited = git(root, "diff", "--name-only", "HEAD", "dvc.lock")  # dvc push sends what is in the workspace's
+        push = "git stash push dvc.lock && dvc push; git stash pop" if edited else "dvc push"
+        push += " where they were made; or athanor repro first"
+        what = f"{len(names)} outputs of the last commit are not in the DVC remote, so dvc pull fails in a clone ({names[0]})"
+        yield Finding("remote", "dvc.lock", what, push, note=not git(root, "branch", "-r", "--contains", "HEAD"))
 
 
 def space(checkout: Checkout) -> Iterator[Finding]:
@@ -251,7 +252,7 @@ def space(checkout: Checkout) -> Iterator[Finding]:
         yield Finding("slots", ".athanor/slots", what, "python -m athanor slots prune --days 0", note=True)
     sizes = [sum(out.get("size", 0) for out in row.get("outs", ())) for row in recorded_stages(checkout).values()]
     needed_bytes = max((slot.bytes for slot in all_slots), default=0) + max(sizes, default=0)
-    folders = filter(Path.is_dir, (cache_folder(checkout.root), checkout.root))
+    folders = filter(Path.is_dir, (sharing.cache_folder(checkout.root), checkout.root))
     for path in {os.stat(folder).st_dev: folder for folder in folders}.values():
         disk = os.statvfs(path)
         free = disk.f_bavail * disk.f_frsize
@@ -271,10 +272,11 @@ def hardware_profile(root: Path) -> Iterator[Finding]:
         traits, compiled = profile["fingerprint"], profile["compile"]
         params = root / "params.yaml"
         shape = read_yaml(params).get("model", {}) if params.is_file() else {}
-        differing = [
-            name for name, value in shape.items() if value is not None and traits["model"].get(name, value) != value
+        changed = [
+            f"model.{name} is another"
+            for name, value in shape.items()
+            if value is not None and traits["model"].get(name, value) != value
         ]
-        changed = [f"model.{name} is another" for name in differing]
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             version = importlib.metadata.version("torch")
             if version.split("+")[0] != traits["torch"].split("+")[0]:
@@ -318,14 +320,3 @@ def llama_cpp(checkout: Checkout) -> Iterator[Finding]:
         what = f"is the build without GPU, so athanor serve and chat do not use {found[0]}"
         fix = f"{install} --index-url {cards.llama_cpp_index(found[0])}"
         yield Finding("llama.cpp", "xllamacpp", what, fix, note=True)
-
-
-# -- cache ----------------------------------------------------------------------
-
-
-def cache_folder(root: Path) -> Path:
-    """DVC's cache: cache.dir of .dvc/config.local, else of .dvc/config, else .dvc/cache. It may not exist yet."""
-    config = configparser.ConfigParser(strict=False, interpolation=None)
-    with contextlib.suppress(configparser.Error):
-        config.read([root / ".dvc" / "config", root / ".dvc" / "config.local"], encoding="utf-8")
-    return root / ".dvc" / config.get("cache", "dir", fallback="cache").strip("\"'")

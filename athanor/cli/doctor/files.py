@@ -18,10 +18,11 @@ from pathlib import Path
 
 from athanor.base.artifacts import OLD, read_json
 from athanor.cli import slots
-from athanor.cli.doctor.checks import cache_folder, recorded_stages
+from athanor.cli.doctor.checks import recorded_stages
 from athanor.cli.doctor.main import FIX, Checkout, Finding
 from athanor.runtime import dvc_lock, intact
 from athanor.runtime.facts import git
+from athanor.runtime.sharing import cache_folder
 
 WRITTEN_FOLDERS = ("data", "models", "metrics", "plots", ".athanor")
 # DVC removes these refs when an experiment ends. EXEC_HEAD it leaves; queued experiments have refs of their own.
@@ -116,14 +117,11 @@ def temp_dirs(checkout: Checkout) -> Iterator[Finding]:
     """Checkouts of --temp and queued experiments that no process works in."""
     exps = checkout.root / ".dvc" / "tmp" / "exps"
     for folder in sorted((*exps.glob("tmp*"), *(exps / "standalone").glob("tmp*"))):
-        # While DVC prepares one or collects from it, its own process stands elsewhere.
-        setting_up = checkout.dvc and checkout.may_be_owned(folder)
-        if not folder.is_dir() or not checkout.trusted or checkout.processes_below(folder) or setting_up:
-            continue
-        size = slots.size(slots.bytes_of(folder))
-        what = f"checkout of a killed experiment, {size}; its slot is kept elsewhere"
-        where = folder.relative_to(checkout.root).as_posix()
-        yield Finding("temp-dir", where, what, FIX, lambda f=folder, s=size: _remove_checkout(exps, f, s))
+        if folder.is_dir() and checkout.abandoned(folder):
+            size = slots.size(slots.bytes_of(folder))
+            what = f"checkout of a killed experiment, {size}; its slot is kept elsewhere"
+            where = folder.relative_to(checkout.root).as_posix()
+            yield Finding("temp-dir", where, what, FIX, lambda f=folder, s=size: _remove_checkout(exps, f, s))
 
 
 def _remove_checkout(exps: Path, folder: Path, size: str) -> str:

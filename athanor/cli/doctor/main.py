@@ -65,6 +65,7 @@ def examine(root: Path, deep: bool = False) -> tuple[list[Finding], dict[str, An
     unpublished = files.unpublished_writes(root)
     checkout = inspect_checkout(root)
     rules: dict[str, Callable[[Checkout], Iterable[Finding]]] = {
+        "task": queue.killed,  # first: a worker that starts from now on is not in the list of processes
         "git": places.repository,
         "name": places.names,
         "programs": places.programs,
@@ -79,6 +80,7 @@ def examine(root: Path, deep: bool = False) -> tuple[list[Finding], dict[str, An
         "store": checks.store,
         "untracked": checks.untracked,
         "experiment": checks.experiments,
+        "remote": checks.data,
         "queue": queue.same_name,
         "space": checks.space,
         "profile": lambda checkout: checks.hardware_profile(root),
@@ -206,6 +208,10 @@ class Checkout:
 
     def processes_below(self, folder: Path) -> list[Process]:
         return [process for process in self.workers if process.is_below(folder)]
+
+    def abandoned(self, folder: Path) -> bool:
+        """Whether no living process works in an experiment's checkout, or for it: DVC's own stands elsewhere."""
+        return self.trusted and not (self.processes_below(folder) or self.dvc and self.may_be_owned(folder))
 
     def may_be_owned(self, path: Path) -> bool:
         """Whether a living process may have made this: one that was there when it was last written."""

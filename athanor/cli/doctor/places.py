@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from athanor.base.errors import InputError
-from athanor.cli.doctor.checks import cache_folder
 from athanor.cli.doctor.main import Checkout, Finding
 from athanor.runtime.facts import check_names, git
+from athanor.runtime.sharing import cache_folder
 
 ASCII_ONLY = "`dvc exp run` with --temp or --queue fails, since DVC writes its settings there as ASCII"
 INTERPRETER = re.compile(
@@ -44,9 +44,7 @@ def programs(checkout: Checkout) -> Iterator[Finding]:
             yield Finding("programs", str(path), what, "make setup")
     python, own = shutil.which("python"), os.path.dirname(sys.executable)
     if not python or os.path.dirname(python) != own:
-        what = (
-            f"is {python or 'not found'} in this shell, and `dvc repro` starts stages so; `athanor repro` takes its own"
-        )
+        what = f"is {python or 'not found'} in this shell, and dvc repro starts stages so; athanor repro takes its own"
         folder = ".venv/bin" if own == str(checkout.root / ".venv/bin") else shlex.quote(own)
         yield Finding("programs", "python", what, f". {folder}/activate", note=True)
 

@@ -1,5 +1,6 @@
-"""A check of `athanor doctor`: tasks of DVC's queue that share a name.
+"""Checks of `athanor doctor`: tasks of DVC's queue whose process was killed, and tasks that share a name.
 
+DVC shows a killed task as Running for ever, and its table of experiments fails once the task's checkout is gone.
 DVC refuses a name that an experiment has, but not one that is queued. It keeps the first of the results and drops the
 others without a word, so that a queue of successes has fewer experiments than tasks.
 """
@@ -15,43 +16,66 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from athanor.base.artifacts import read_json
+from athanor.base.artifacts import read_json, write_text
 from athanor.base.errors import AthanorError
 from athanor.base.strict import read_yaml
-from athanor.cli.doctor.main import Checkout, Finding
+from athanor.cli.doctor.main import FIX, Checkout, Finding
 from athanor.runtime.facts import git, leaves, overrides, params_at
-
-EXPS = Path(".dvc/tmp/exps")
 
 
 class Task(NamedTuple):
-    """result: a digest of what it made. ended: when, in seconds; 0 before."""
+    """result: a digest of what it made. ended: when, in seconds.
+
+    running: as DVC shows it. verdict: where DVC keeps how it ended. trace: its checkout, else the message that queued it.
+    """
 
     rev: str
     result: str
     ended: float
     failed: bool
+    running: bool
+    verdict: Path
+    trace: Path
+
+    def end(self) -> str:
+        write_text(self.verdict, '{"status": "FAILURE", "result": null, "traceback": null}')
+        return f"it is Failed now; dvc queue remove {self.rev[:7]}, then queue it again: it resumes from its checkpoint"
 
 
 def tasks(root: Path) -> dict[tuple[str, str], list[Task]]:
     """The tasks of DVC's queue by commit and name, in the order in which they were queued."""
-    queued = []
-    for path in (root / EXPS / "celery/broker").glob("*/*.celery.msg"):
+    exps, queued = root / ".dvc/tmp/exps", []
+    for path in exps.glob("celery/broker/*/*.celery.msg"):
         # A worker takes it now, or a crash tore it.
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
             message, when = json.loads(path.read_bytes()), path.stat().st_mtime_ns
             if message["headers"]["task"].endswith(".run_exp"):
-                queued.append((when, message["headers"]["id"], json.loads(base64.b64decode(message["body"]))[0][0]))
+                queued.append(
+                    (when, message["headers"]["id"], path, json.loads(base64.b64decode(message["body"]))[0][0])
+                )
     found = defaultdict(list)
-    for _, number, entry in sorted(queued, key=lambda row: row[:2]):
-        rev, result, ended = entry["stash_rev"], "", 0.0
-        info = root / EXPS / "run" / rev / f"{rev}.run"
+    for _, number, path, entry in sorted(queued):
+        rev, result, ended, trace = entry["stash_rev"], "", 0.0, path
+        info = exps / f"run/{rev}/{rev}.run"
         with contextlib.suppress(OSError, AthanorError):
-            result, ended = read_json(info).get("result_hash") or "", info.stat().st_mtime
-        over = (root / EXPS / "celery/result" / f"celery-task-meta-{number}").is_file()
-        task = Task(rev, result, ended if result else 0.0, over and not result)
+            facts, ended = read_json(info), info.stat().st_mtime
+            result, folder = facts["result_hash"] or "", Path(facts["root_dir"])
+            trace = folder if folder.is_dir() else path
+        verdict = exps / f"celery/result/celery-task-meta-{number}"
+        over = verdict.is_file()
+        running = not over and path.parent.name == "processed"
+        task = Task(rev, result, ended, over and not result, running, verdict, trace)
         found[entry["baseline_rev"], entry["name"]].append(task)
     return found
+
+
+def killed(checkout: Checkout) -> Iterator[Finding]:
+    """Ended as `dvc queue kill` does, which would interrupt whatever has the number of the task's process now."""
+    for (_, name), group in tasks(checkout.root).items():
+        for task in group:
+            if task.running and checkout.abandoned(task.trace):
+                what = f"DVC shows task {task.rev[:7]} as Running for ever: its process was killed"
+                yield Finding("task", name, what, FIX, task.end)
 
 
 def same_name(checkout: Checkout) -> Iterator[Finding]:

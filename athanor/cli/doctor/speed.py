@@ -21,9 +21,8 @@ from athanor.troubles.world import here
 MIB = 2**20
 PIECE_BYTES, DISK_PIECES, DISK_SECONDS = 4 * MIB, 16, 2.0
 ROOM_BYTES = 2**30  # below it nothing is written to try
-SLOW_MIB = (
-    10.0  # a second: the default's checkpoint of 40 MB then takes four, that of 700 M parameters a quarter of an hour
-)
+# A second: the default's checkpoint of 40 MB then takes four, that of 700 M parameters a quarter of an hour.
+SLOW_MIB = 10.0
 SKEW_SECONDS = 1.0
 TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
 
@@ -36,16 +35,14 @@ def processors(checkout: Checkout) -> Iterator[Finding]:
     processes = settings.launch.processes or max(1, len(here({"device": settings.device}, checkout.root).cards()))
     wanted = settings.threads or int(allowed)
     checkout.measured["processors"] = {"cores": int(allowed), "share": share, "processes": processes, "threads": wanted}
-    fix = f"threads: {max(1, int(usable))} in machine.yaml"
     if processes > usable:
         what = f"{processes} processes would train on {usable:g} cores, and each needs one at least"
-        yield Finding(
-            "processors", "launch.processes", what, f"more cores, or launch: {{processes: {int(usable) or 1}}}"
-        )
+        command = f"more cores, or launch: {{processes: {int(usable) or 1}}}"
+        yield Finding("processors", "launch.processes", what, command)
     elif wanted > usable + 0.5:
         reason = "the control group allows no more" if share and share < allowed else "this process may use no more"
         what = f"{wanted} threads would compute on {usable:g} cores ({reason}), so they wait for each other"
-        yield Finding("processors", "threads", what, fix, note=True)
+        yield Finding("processors", "threads", what, f"threads: {max(1, int(usable))} in machine.yaml", note=True)
 
 
 def _share(root: Path) -> float | None:
@@ -80,13 +77,10 @@ def disk(checkout: Checkout) -> Iterator[Finding]:
             "clock", where, what, "set both clocks by NTP: timedatectl set-ntp true, here and on the file server"
         )
     if machine().launch.nodes > 1 and sys.platform == "linux":
-        checkout.measured["ntp"] = set_by_ntp = (
-            ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512)) != TIME_ERROR
-        )
-        if not set_by_ntp:
-            what = (
-                "no NTP sets this machine's clock, and several machines train: their logs cannot be laid side by side"
-            )
+        state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512))
+        checkout.measured["ntp"] = state != TIME_ERROR
+        if state == TIME_ERROR:
+            what = "no NTP sets this machine's clock, and several machines train: their logs cannot be compared by time"
             yield Finding("clock", "this machine", what, "timedatectl set-ntp true (or chrony)", note=True)
 
 

@@ -221,7 +221,7 @@ class WorkspaceView:
 
     def _output_state(self, out: Any) -> str:
         if out.hash_info and out.use_cache and not dvc_view.cached(out):
-            return "is not in the cache (dvc pull gets what the remote has)"
+            return "is not in the cache (dvc pull gets what the remote has; what it lacks: dvc push where it was made)"
         state = out.workspace_status().get(str(out), "")
         return {"deleted": "is missing", "modified": "was modified", "new": "is not recorded"}.get(state, state)
 
