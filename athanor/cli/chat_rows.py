@@ -11,10 +11,11 @@ from typing import Any
 
 from athanor.base.artifacts import sha256_bytes, write_text
 from athanor.base.errors import InputError
+from athanor.catalog.keeping import keep
 from athanor.cli.render import plural
 from athanor.runtime.schema import check_values
 from athanor.serving.feedback import Feedback, Row, answer_of, check_row, rows_to_train
-from athanor.serving.retraining import EXPORTED, exported, keep
+from athanor.serving.retraining import EXPORTED, exported
 
 # What params.yaml needs to read the rows. Each is taught in eight wordings, alone and as a later turn: one among some
 # 20,000 conversations that comes once changes nothing.
@@ -37,7 +38,7 @@ under dpo_data.sources:
     name: chat
     files: {path}
     max_malformed_fraction: 0.0"""
-ANSWER = re.compile(r'("(?:[^"\\]|\\.)*")\}\], "correction": .*')  # and its number: the end of a row
+ANSWER = re.compile(r'(?<="content": )("(?:[^"\\]|\\.)*")\}\], "correction": .*')  # and its number: the end of a row
 SETTLE = "athanor chat list shows the corrections, athanor chat accept ID takes them"
 
 
@@ -166,11 +167,13 @@ def _check_out(out: Path, key: str) -> None:
 def _write(out: Path, feedback: Feedback, rows: list[Row], told: str, left_out: list[str], source: str) -> None:
     """Write the rows in place of those of before, with those of others that do not answer the same question otherwise."""
     lines = [json.dumps(row, ensure_ascii=False) for row in rows]
-    with open(feedback.path.with_suffix(EXPORTED), "a") as record:
-        record.writelines(f"{sha256_bytes(line.encode())}\n" for line in lines)
     parts = ANSWER.split
     answers = {parts(line)[0]: parts(line) for line in lines}
     others = [line for line, own in exported(out, feedback.path).items() if not own]
+    with open(feedback.path.with_suffix(EXPORTED), "a+") as record:
+        record.seek(0)
+        known = set(record.read().split())
+        record.writelines(f"{digest}\n" for line in lines if (digest := sha256_bytes(line.encode())) not in known)
     kept = [line for line in others if answers.get(parts(line)[0], parts(line)) == parts(line)]
     write_text(out, "".join(f"{line}\n" for line in sorted({*kept, *lines})))
     if others:

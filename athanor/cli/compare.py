@@ -2,10 +2,9 @@
 
     python -m athanor compare [A [B]] [--all | --json]
 
-A and B are names of experiments, Git revisions or `workspace`; without them
-the last commit is compared with the workspace. Nothing is checked out: Git has
-params.yaml and dvc.lock, and DVC's cache the metrics that the lock names. Those
-that the cache lacks are fetched from the DVC remote.
+A and B are names of experiments, Git revisions or `workspace`; without them the last commit is compared with the workspace.
+Nothing is checked out: Git has params.yaml and dvc.lock, and DVC's cache the metrics that the lock names. Those that the
+cache lacks are fetched from the DVC remote.
 """
 
 from __future__ import annotations
@@ -160,20 +159,21 @@ def measures(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]
 def compare_values(name: str, kind: str, side_a: Sequence[Any], side_b: Sequence[Any]) -> dict[str, Any]:
     """A row that compares one number of both sides (value, error, items); beyond_noise is None without an error.
 
-    With the items of both it is that of their differences if the true one is 0. Its factor for n items is within 0.05 of the one
-    that makes this the t test at 5 %; of two items no difference passes. Without items, errors are added as if independent.
+    With the items of both it is that of their differences if the true one is 0, with the factor (within 0.05) of the t test at 5 %:
+    of two items none passes. Without items, errors are added as if independent.
     """
     (a, a_stderr, items_a), (b, b_stderr, items_b) = side_a, side_b
     changes = [y - x for x, y in zip(items_a, items_b, strict=True)] if len(items_a) == len(items_b) else []
     total = sum(changes)
     noise = None if a_stderr is None or b_stderr is None else NOISE * math.hypot(a_stderr, b_stderr)
     if noise is not None and total:
-        noise = (NOISE - 1 / len(changes)) * abs(b - a) * math.hypot(*changes) / abs(total)
+        counted = {*map(abs, changes)} <= {0, 1}  # right or wrong: no t distribution
+        noise = (NOISE - (not counted) / len(changes)) * abs(b - a) * math.hypot(*changes) / abs(total)
     beyond = False if a == b else None if noise is None else abs(b - a) > noise
     better = (b - a) * DIRECTION[kind] > 0 if beyond and kind in DIRECTION else None
     row: dict[str, Any] = {"name": name, "a": a, "b": b, "a_stderr": a_stderr, "b_stderr": b_stderr}
-    row |= {"label": HEADLINE_ROWS.get(name, name), "paired": bool(total)}
-    return {**row, "difference": b - a, "noise": noise, "beyond_noise": beyond, "better": better}
+    row |= {"label": HEADLINE_ROWS.get(name, name), "paired": bool(total), "difference": b - a, "noise": noise}
+    return row | {"beyond_noise": beyond, "better": better}
 
 
 def first_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

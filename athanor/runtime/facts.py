@@ -189,6 +189,11 @@ class Graph:
         """Everything that a stage writes and DVC removes before it starts it; nothing for a stage it does not know."""
         return _paths(self._all_stages.get(stage, {}), "outs", "metrics", "plots")
 
+    def uncached(self, stage: str) -> list[str]:
+        """What a stage writes and DVC does not keep."""
+        kinds = (self.stages[stage].get(kind, []) for kind in ("outs", "metrics", "plots"))
+        return [path for kind in kinds for path, settings in entries(kind) if settings.get("cache") is False]
+
     def upstream(self, stage: str) -> list[str]:
         """Every stage that `stage` depends on, directly or not, in dvc.yaml order."""
         upstream: set[str] = set()

@@ -29,7 +29,7 @@ def setting(root: Path, section: str = "core", key: str = "remote", commit: str 
     """
     from platformdirs import site_config_dir, user_config_dir
 
-    config = configparser.ConfigParser(strict=False, interpolation=None)
+    config = configparser.ConfigParser(strict=False, interpolation=None, inline_comment_prefixes=("#",))
     paths = [
         f"{os.environ.get('DVC_SYSTEM_CONFIG_DIR') or site_config_dir('dvc', 'iterative')}/config",
         f"{os.environ.get('DVC_GLOBAL_CONFIG_DIR') or user_config_dir('dvc', 'iterative')}/config",
@@ -39,7 +39,7 @@ def setting(root: Path, section: str = "core", key: str = "remote", commit: str 
     with contextlib.suppress(configparser.Error):
         config.read(paths, encoding="utf-8")
         config.read_string(commit and git(root, "show", f"{commit}:./{CONFIG}"))
-    return config.get(section, key, fallback="").strip("\"'")
+    return os.path.expanduser(config.get(section, key, fallback="").strip("\"'"))
 
 
 def cache_folder(root: Path) -> Path:
@@ -50,18 +50,19 @@ def cache_folder(root: Path) -> Path:
 def lacking(root: Path, rev: str) -> list[str] | None:
     """Outputs of a commit that the default remote does not have; None where that is no folder here, so only DVC can ask.
 
-    Not those that DVC does not keep: they are here, and not in the cache.
+    Not those that DVC does not keep (`cache: false`).
     """
     url = setting(root, f"'remote \"{setting(root)}\"'", "url").removeprefix("file://")
     if not url or "://" in url:
         return None
     lock = dvc_lock.parsed(git(root, "show", f"{rev}:./dvc.lock").encode()) or {}
+    graph = Graph(root)
     return [
         out["path"]
-        for stage in Graph(root).stages
+        for stage in graph.stages
         for out in lock.get(stage, {}).get("outs", ())
-        if not Path(root, ".dvc", url, name := f"files/md5/{out['md5'][:2]}/{out['md5'][2:]}").exists()
-        and ((cache_folder(root) / name).exists() or not (root / out["path"]).exists())
+        if out["path"] not in graph.uncached(stage)
+        and not Path(root, ".dvc", url, "files/md5", out["md5"][:2], out["md5"][2:]).exists()
     ]
 
 

@@ -335,7 +335,7 @@ class Tracker:
         health = max(healths, key=overview.HEALTH.index, default="")
         tags |= {"health": health} if health else {}
         data = self.client.get_run(parent_id).data
-        tags["athanor.changed"] = overview.changed(self.root, tags, data.params)[:TAG_CHARS]
+        tags["athanor.changed"] = overview.changed(self.root, {**data.tags, **tags}, data.params)[:TAG_CHARS]
         text = overview.description(self.root, {**data.tags, **tags}, data.params, data.metrics, health)
         old = data.tags.get(overview.NOTE, "")
         if not old or data.tags.get(overview.NOTE_DIGEST) == digest(old):  # what a person wrote there stays

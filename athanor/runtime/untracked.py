@@ -17,12 +17,17 @@ MANY_FILES = 3  # that a command names one by one
 CODE = ("stages", "athanor")
 
 
-def untracked(root: Path, deps: Iterable[str], kind: str = "-o") -> list[str]:
-    """Such files among these dependencies of stages, and all of the code; with `-c` those that Git tracks."""
+def untracked(root: Path, deps: Iterable[str], kind: str = "-o", lacking: Path | None = None) -> list[str]:
+    """Such files among these dependencies of stages, and all of the code; with `-c` those that Git tracks.
+
+    With `lacking` only files that this other checkout does not have.
+    """
     wanted = {dep.rstrip("/") for dep in deps}
     listed = git(root, "ls-files", kind, "-z", "--", *CODE, *sorted(wanted))
     found = []
     for name in filter(None, listed.split("\0")):
+        if lacking and ((lacking / name).exists() or not (root / name).exists()):
+            continue
         path = Path(name)
         code = path.suffix == ".py" and path.parts[0] in CODE
         is_dependency = name in wanted or any(str(parent) in wanted for parent in path.parents)
@@ -69,8 +74,8 @@ def missed(root: Path, main: Path, stage: str) -> list[str]:
     return [
         name
         for kind in ("-o", "-c")
-        for name in untracked(main, deps, kind)
-        if not (root / name).exists() and (kind == "-o" or Path(name).parts[0] not in CODE)
+        for name in untracked(main, deps, kind, root)
+        if kind == "-o" or Path(name).parts[0] not in CODE
     ]
 
 

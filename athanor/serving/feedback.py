@@ -49,24 +49,28 @@ def rows_to_train(said: Sequence[Row], root: Path) -> tuple[list[Row], dict[int,
     left_out: dict[int, str] = {}
     check_taught = training_of(root)
     for row in (row for row in said if row["correction"]):
-        messages = [*row["prompt"], answer_of(row["correction"])]
+        made = as_row(row)
         try:
-            check_row([messages], row, said)
-            check_taught(messages)
+            check_row([made["messages"]], row, said)
+            check_taught(made["messages"])
         except InputError as error:
             left_out[row["id"]] = str(error)
             continue
         if row["status"] != "accepted":
             continue
         first = rows.get(key := json.dumps(row["prompt"]))
-        if first and first["messages"] == messages:
+        if first and first["messages"] == made["messages"]:
             left_out[row["id"]] = f"correction {first['correction']} says the same"
             continue
         if first:
             left_out[first["correction"]] = f"correction {row['id']} answers the same question otherwise"
-        # The number tells on the next export that the row came from here; the training reads the messages alone.
-        rows[key] = {"messages": messages, "correction": row["id"]}
+        rows[key] = made
     return list(rows.values()), left_out
+
+
+def as_row(row: Row) -> Row:
+    """A correction as a conversation with its number; training reads the messages alone."""
+    return {"messages": [*row["prompt"], answer_of(row["correction"])], "correction": row["id"]}
 
 
 def answer_of(text: str) -> dict[str, str]:

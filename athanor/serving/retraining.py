@@ -1,6 +1,6 @@
 """Training on the accepted corrections, started by the page: a process of its own that outlives the page and the server.
 
-It replaces the checkout's result, so `keep` makes an experiment of that first.
+It replaces the checkout's result, so `catalog.keeping` makes an experiment of that first.
 
 A shell writes the corrections where training reads them and runs `athanor repro`. It holds a lock while it runs, so that
 there is one at a time; its log, whose last line says how it ended, lies in the folder of the lock.
@@ -9,26 +9,25 @@ there is one at a time; its log, whose last line says how it ended, lies in the 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import subprocess
 import sys
-import tempfile
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 from athanor.base.artifacts import sha256_bytes
 from athanor.base.errors import InputError
-from athanor.catalog.discover import export_of, recorded
+from athanor.catalog.keeping import RETURN, ROWS
 from athanor.origins.replacing import at_work
 from athanor.runtime.dvc_lock import LOCK as DVC_LOCK
 from athanor.runtime.dvc_view import busy
-from athanor.runtime.facts import git
 from athanor.runtime.locks import locked
 from athanor.runtime.redact import redact
+from athanor.serving.feedback import Feedback, as_row
 
-FOLDER, LOCK, LOG, ROWS = Path(".athanor/retraining"), "lock", "log", "corpus/corrections.jsonl"
+FOLDER, LOCK, LOG = Path(".athanor/retraining"), "lock", "log"
 SCRIPT = f'"$0" -m athanor chat export {ROWS} --write --feedback "$1" && "$0" -m athanor repro; echo "ended with $?"'
 DONE, STOPPED = "ended with 0", "ended with 75"
 PROGRESS = "^(?![A-Z]+ at step )."  # no finding of the monitor
@@ -37,54 +36,21 @@ HEAD_BYTES, TAIL_BYTES, MOST_LINES = 4096, 16_384, 4
 REASON = r"^(?!.*Training continues without).*(ERROR:|\bFix:)"  # that one is of a tracking store
 SCORE = "your own questions"  # of the summary: how many of what was taught is right
 EXPORTED = ".exported"  # beside the feedback: digests of all rows that were exported from it
-KEPT, RETURN = "before-corrections", "to return to it: dvc exp apply"
-BACK = (  # `git -c` does not reach DVC
-    "the result before is the experiment {0} (to compare: athanor compare {0}; "
-    f"{RETURN} {{0}}, where git config knows your user.name and user.email)"
-)
-
-
-def keep(root: Path) -> str:
-    """Make a DVC experiment of the checkout's result, unless one has the same export, and say which; or why not.
-
-    Not by `dvc exp save`: that records each stage as run with the parameters and inputs of now, so that `dvc repro`
-    would pass over those that have changed since, and fails where an output is missing.
-    """
-    lock = root / DVC_LOCK
-    head, export = git(root, "rev-parse", "HEAD"), export_of(lock.read_text("utf-8")) if lock.is_file() else None
-    if not head or not export:
-        return f"no result is kept: {f'{DVC_LOCK} has no finished one' if head else 'there is no commit yet'}"
-    experiments = {name: out for name, _, _, out in recorded(root)}
-    if same := next((name for name, out in experiments.items() if out == export), ""):
-        return BACK.format(same)
-    name = next(name for n in count(1) if (name := KEPT + (f"-{n}" if n > 1 else "")) not in experiments)
-    with tempfile.TemporaryDirectory() as folder:
-
-        def run(*words: str) -> str:
-            command = ["git", "-c", "user.name=athanor", "-c", "user.email=athanor@localhost", *words]
-            environment = {**os.environ, "GIT_INDEX_FILE": f"{folder}/index"}  # what is staged stays as it is
-            return subprocess.run(command, cwd=root, env=environment, check=True, capture_output=True, text=True).stdout
-
-        try:
-            run("read-tree", "HEAD")
-            run("add", "--update", ".")
-            new = run(
-                "ls-files", "-z", "--others", "--exclude-standard", "--", DVC_LOCK, "params.yaml", "metrics", ROWS
-            )
-            run("add", "--", *new.split("\0")[:-1])
-            commit = run("commit-tree", "-p", head, "-m", name, run("write-tree").strip()).strip()
-            run("update-ref", f"refs/exps/{head[:2]}/{head[2:]}/{name}", commit, "")
-        except subprocess.CalledProcessError as error:
-            return f"no result is kept: {' '.join(error.stderr.split())}"
-    return BACK.format(name)
 
 
 def exported(rows: Path, feedback: Path) -> dict[str, bool]:
-    """The lines of a file of rows, each with whether it was exported from this feedback."""
+    """The lines of a file of rows, each with whether it was exported from this feedback.
+
+    Where no export was recorded, as by earlier versions, those that say what any correction here says.
+    """
     record = feedback.with_suffix(EXPORTED)
-    known = record.read_text() if record.is_file() else ""
+    if record.is_file():
+        known = set(record.read_text().split())
+    else:
+        own = [json.dumps(as_row(row), ensure_ascii=False) for row in Feedback(feedback).corrections()]
+        known = {sha256_bytes(line.encode()) for line in own}
     lines = rows.read_bytes().split(b"\n") if rows.is_file() else []
-    return {line.decode(): sha256_bytes(line) in known for line in lines if line}
+    return {line.decode(errors="replace"): sha256_bytes(line) in known for line in lines if line}
 
 
 class Running(InputError):

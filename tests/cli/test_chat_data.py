@@ -13,12 +13,13 @@ from ruamel.yaml import YAML
 
 from athanor.base import strict
 from athanor.base.errors import InputError
+from athanor.catalog.keeping import ROWS
 from athanor.chat_data.params import SftSource
 from athanor.cli import cli
 from athanor.evaluation.item_gate import check_items
 from athanor.runtime import schema
 from athanor.serving.feedback import FILE, Feedback
-from athanor.serving.retraining import ROWS, Retraining
+from athanor.serving.retraining import EXPORTED, Retraining
 from athanor.sources import messages
 from athanor.sources.battery_params import BatteryParams
 from athanor.sources.exercises.build import battery_items
@@ -180,6 +181,7 @@ def test_rows_of_others_stay_whoever_exports(feedback, athanor):
     assert f"{out}: 3 rows; kept, of others: 2 of 3 rows" in told  # theirs on "Two?" gave way
     assert [Retraining(Path(), one.path).state()["taught"] for one in (feedback, other)] == [2, 3]
     assert out.read_text().count("yes") == 4 and "params.yaml reads the file already" in told
+    other.path.with_suffix(EXPORTED).unlink()  # as after an export by a version without
     for number in (1, 2, 3):
         other.settle(number, "rejected")
     assert "0 rows; kept, of others: 2 of 2 rows" in athanor("export", out, "--write", "--feedback", other.path)[1]

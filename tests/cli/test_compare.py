@@ -330,6 +330,8 @@ def test_the_error_of_a_difference_is_taken_item_by_item(items, better):
     assert (row["better"], row["beyond_noise"], row["paired"]) == (better, bool(better), items > 0)
     if items == 31:
         assert row["noise"] == pytest.approx((2 - 1 / 31) * 0.609 / math.sqrt(31))
+    four_more = compare_values("x", "score", (0.5, 0.03, [0] * 300), (0.513, 0.03, [1] * 4 + [0] * 296))
+    assert not four_more["beyond_noise"]  # by chance in one of eight
 
 
 def test_the_first_screen_has_the_categories_that_differ_most_for_their_noise():

@@ -9,10 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from athanor.base.artifacts import read_json, write_json
 from athanor.runtime import overview
 from athanor.runtime.facts import flatten, provenance
+from athanor.runtime.journal import Journal
 from athanor.runtime.presets import values
+from athanor.runtime.tracking import Tracker
 from tests.e2e.clone import small_repo
+from tests.runtime.view import meta
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMIT = "a" * 40
@@ -81,10 +85,18 @@ def test_the_settings_of_an_experiment_come_first_and_the_preset_is_the_nearest(
     commit = clone.run("git", "rev-parse", "HEAD").stdout.strip()
     params = {key: str(value) for key, value in flatten(settings)}
     tags = {"athanor.key": "lr@1/1", "athanor.experiment": "lr", "mlflow.source.git.commit": commit}
+    tracker = Tracker(clone.path, f"sqlite:///{clone.path}/mlflow.db")
     for lr in ("0.002", "0.004"):  # the second is the preset's
         text = overview.description(clone.path, tags, params | {"sft.lr": lr}, {}, "")
         assert "Parameters: preset `own-text` with `sft.lr` " + lr in text
-        assert overview.changed(clone.path, tags, params | {"sft.lr": lr}).startswith(f"sft.lr {lr}, clean.rules")
+        journal = Journal(clone.path / ".athanor/runs" / lr)
+        more = {"experiment": "lr", "commit": commit, "params": params | {"sft.lr": lr}, "key": f"{lr}@1/1"}
+        write_json(journal.folder / "meta.json", meta(lr, "sft", **more))
+        journal.close("FINISHED", metrics={}, facts={}, seconds=1.0)
+        tracker.ship(journal.folder, live=False)
+        child = tracker.client.get_run(read_json(journal.folder / "ship.json")["mlflow_run"])
+        parent = tracker.client.get_run(child.data.tags["mlflow.parentRunId"])
+        assert parent.data.tags["athanor.changed"].startswith(f"sft.lr {lr}, clean.rules")
 
 
 @pytest.mark.parametrize("remote", ["git@example.org:me/it.git", "ssh://git@example.org:22/me/it", "/srv/it.git"])

@@ -10,11 +10,12 @@ import pytest
 
 from athanor.cli.doctor.checks import data, experiments
 from athanor.cli.doctor.main import Checkout
-from athanor.runtime.sharing import warning
+from athanor.runtime.sharing import cache_folder, warning
 from tests.e2e.clone import ROOT, Clone, commit, small_repo
 
 PAGE = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
-GRAPH = "stages:\n  a:\n    cmd: grep x params.yaml > out.txt\n    params: [x]\n    outs: [out.txt]\n"
+COMMAND = "grep x params.yaml > out.txt; echo 1 > kept.txt"
+GRAPH = f"stages: {{a: {{cmd: {COMMAND}, params: [x], outs: [out.txt, kept.txt: {{cache: false}}]}}}}"
 
 
 @pytest.fixture
@@ -60,7 +61,9 @@ def test_it_is_told_before_and_healed_after_with_the_commands_of_the_page(repo, 
     (problem,), (same,) = found(check=data), found(another, data)
     assert not problem.note and same.command.startswith("dvc push where")
     repo.run("bash", "-ec", problem.command.partition(" where")[0])
+    (another.path / "kept.txt").unlink()  # Git has it
     assert not found(another, data) and "2" in (repo.path / "out.txt").read_text()
+    another.run("git", "restore", "kept.txt")
     repo.dvc("exp", "push", "share", "lower-lr")  # it says that it was pushed
 
     there, *here = commands()
@@ -80,6 +83,13 @@ def test_it_is_told_before_and_healed_after_with_the_commands_of_the_page(repo, 
     assert (another.path / "out.txt").read_text() == "x: 2\n" and another.dvc("status").stdout.startswith("Data and")
     repo.dvc("exp", "run", "-q", "-n", "later", "-S", "x=3")
     assert not found()
+
+
+def test_a_cache_is_where_dvc_has_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".dvc").mkdir()
+    (tmp_path / ".dvc/config").write_text("[cache]\n    dir = ~/a b  # ours\n")
+    assert cache_folder(tmp_path) == tmp_path / "a b"
 
 
 def test_the_page_of_dvc_plots_says_without_a_network_why_it_is_empty():

@@ -76,9 +76,12 @@ def test_a_glob_without_files_names_those_of_the_main_checkout(main, pattern, fi
 
 
 def test_what_is_missed_in_part_is_said_although_the_stage_goes_on(main):
+    (main / "corpus/old/gone.md").touch()
+    subprocess.run(["git", "add", "corpus/old/gone.md"], cwd=main, check=True)
+    (main / "corpus/old/gone.md").unlink()  # in the index alone
     said = queued(main, "corpus/old/*.md")
     assert "does without corpus/new ones/ (2), corpus/old/d.md, corpus/talks.jsonl, which neither Git nor DVC" in said
-    assert "error" not in said and "done in" in said
+    assert "error" not in said and "done in" in said and "gone.md" not in said
     (main / "corpus/x.dvc").touch()
     subprocess.run(["git", "add", "corpus"], cwd=main, check=True)
     for name in ("corpus/old/d.md", "corpus/x/*.md"):  # queued before

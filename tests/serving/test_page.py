@@ -12,9 +12,10 @@ import psutil
 import pytest
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install -e '.[test]'")
+from athanor.catalog.keeping import ROWS
 from athanor.runtime.locks import lock
 from athanor.serving.feedback import FILE, Feedback
-from athanor.serving.retraining import FOLDER, LOCK, LOG, ROWS
+from athanor.serving.retraining import FOLDER, LOCK, LOG
 from tests.serving.browser import serve
 from tests.serving.judging import asked, judge
 from tests.serving.live import ROOT, Live

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from athanor.catalog.keeping import BACK, ROWS, keep
 from athanor.runtime.locks import lock
-from athanor.serving.retraining import BACK, LOCK, LOG, ROWS, Retraining, Running, keep
+from athanor.serving.retraining import LOCK, LOG, Retraining, Running
 from tests.e2e.clone import ROOT, Clone, commit
 
 

@@ -236,7 +236,7 @@ def data(checkout: Checkout) -> Iterator[Finding]:
     root = checkout.root
     if names := sharing.lacking(root, "HEAD"):
         edited = git(root, "diff", "--name-only", "HEAD", "dvc.lock")  # dvc push sends what is in the workspace's
-        push = "git stash push dvc.lock && dvc push; git stash pop" if edited else "dvc push"
+        push = "git stash push dvc.lock && { dvc push; git stash pop; }" if edited else "dvc push"
         push += " where they were made; or athanor repro first"
         what = f"{len(names)} outputs of the last commit are not in the DVC remote, so dvc pull fails in a clone ({names[0]})"
         yield Finding("remote", "dvc.lock", what, push, note=not git(root, "branch", "-r", "--contains", "HEAD"))
