@@ -170,10 +170,9 @@ def _write(out: Path, feedback: Feedback, rows: list[Row], told: str, left_out: 
     parts = ANSWER.split
     answers = {parts(line)[0]: parts(line) for line in lines}
     others = [line for line, own in exported(out, feedback.path).items() if not own]
-    with open(feedback.path.with_suffix(EXPORTED), "a+") as record:
-        record.seek(0)
-        known = set(record.read().split())
-        record.writelines(f"{digest}\n" for line in lines if (digest := sha256_bytes(line.encode())) not in known)
+    record = feedback.path.with_suffix(EXPORTED)  # first, so that no row of one's own is ever taken for another's
+    known = record.read_text().split() if record.is_file() else []
+    write_text(record, "\n".join(sorted({*known, *(sha256_bytes(line.encode()) for line in lines)})))
     kept = [line for line in others if answers.get(parts(line)[0], parts(line)) == parts(line)]
     write_text(out, "".join(f"{line}\n" for line in sorted({*kept, *lines})))
     if others:

@@ -36,7 +36,7 @@ def setting(root: Path, section: str = "core", key: str = "remote", commit: str 
     ]
     if not commit:
         paths += [f"{root}/{CONFIG}", f"{root}/{CONFIG}.local"]
-    with contextlib.suppress(configparser.Error):
+    with contextlib.suppress(configparser.Error, UnicodeDecodeError):
         config.read(paths, encoding="utf-8")
         config.read_string(commit and git(root, "show", f"{commit}:./{CONFIG}"))
     return os.path.expanduser(config.get(section, key, fallback="").strip("\"'"))
@@ -62,7 +62,8 @@ def lacking(root: Path, rev: str) -> list[str] | None:
         for stage in graph.stages
         for out in lock.get(stage, {}).get("outs", ())
         if out["path"] not in graph.uncached(stage)
-        and not Path(root, ".dvc", url, "files/md5", out["md5"][:2], out["md5"][2:]).exists()
+        and (md5 := out.get("md5"))
+        and not Path(root, ".dvc", url, "files/md5", md5[:2], md5[2:]).exists()
     ]
 
 
