@@ -108,8 +108,8 @@ def description(
     page = _commit_page(root, commit)
     of_commit = f", commit {f'[{commit[:7]}]({page})' if page else f'`{commit[:7]}`'}" if commit else ""
     edited = tags.get("athanor.dirty") == "True" and not experiment  # which edits params.yaml, and has a commit
-    preset, changed = _preset(root, tags, params)
-    again = _again(root, tags, {**params_of(root, makers(tags).values()), **params}, preset)
+    preset, changed = _changes(root, tags, params)
+    again = _again(root, tags, params, preset)
     of_preset = f" Parameters: preset `{preset}`{f' with {changed}' if changed else ''}." if preset else ""
     parts = [
         f"{f'Experiment **{experiment}**' if experiment else f'Branch {branch}'}{of_commit}"
@@ -143,14 +143,9 @@ def _again(root: Path, tags: Mapping[str, str], params: Mapping[str, str], prese
     return f"`{' && '.join([*steps, run])}`{', with these parameters' if options is None else ''}"
 
 
-def _preset(root: Path, tags: Mapping[str, str], params: Mapping[str, str]) -> tuple[str, str]:
-    """The preset that is nearest to a parent's parameters and those of the runs that its inputs come from."""
-    return _changes(root, tags, {**params_of(root, makers(tags).values()), **params})
-
-
 def changed(root: Path, tags: Mapping[str, str], params: Mapping[str, str]) -> str:
     """What differs from the nearest preset, for a column of the list."""
-    return re.sub(r"`| \([^)]* there\)", "", _preset(root, tags, params)[1])
+    return re.sub(r"`| \([^)]* there\)", "", _changes(root, tags, params)[1])
 
 
 def makers(tags: Mapping[str, str]) -> dict[str, str]:
