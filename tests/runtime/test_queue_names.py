@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
+import uuid
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from athanor.cli.doctor.queue import same_name
 from athanor.runtime import overview
 from athanor.runtime.facts import leaves
 from athanor.runtime.sharing import EXPERIMENT
-from tests.e2e.clone import ROOT, Clone, commit, small_repo
+from tests.e2e.clone import ROOT, Clone, commit, environment, small_repo
 from tests.runtime.toy_pipeline import until
 
 PARAMS = "x: {value: 1, word: cosine, off: null, items: [a, b]}\nother: {value: 1}\n"
@@ -34,11 +36,24 @@ def states(repo: Clone) -> list[list[str]]:
 
 
 def work(repo: Clone) -> None:
+    """Run the queued tasks with workers of our own.
+
+    The worker of `dvc queue start` leaves when it was idle for a while, and a task queued at that moment is lost with it.
+    """
+    workers: list[subprocess.Popen[bytes]] = []
+
     def done() -> bool:
-        repo.run("bash", "-c", "dvc queue start >/dev/null 2>&1")  # again, for a worker may leave; it keeps a pipe open
+        if not workers or workers[-1].poll() is not None:  # a worker may end with a failed experiment
+            command = [sys.executable, "-m", "dvc", "exp", "queue-worker", f"w{uuid.uuid4().hex}@localhost"]
+            quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            workers.append(subprocess.Popen(command, cwd=repo.path, env=environment(), **quiet))
         return {state for *_, state in states(repo)} <= {"Success", "Failed"}
 
-    until(done, "the queue is done", pause=0.5)
+    try:
+        until(done, "the queue is done", pause=0.5)
+    finally:
+        workers[-1].terminate()
+        workers[-1].wait()
 
 
 def found(repo: Clone, note: bool = False) -> list[Finding]:
