@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -15,9 +15,9 @@ from athanor.chat_data.params import SftDataParams
 from athanor.data.order import permutation
 from athanor.data.rows import fit_turns
 from athanor.text import habits
-from athanor.text.conversations import Conversation
+from athanor.text.conversations import Conversation, Messages
 from athanor.text.questions import Taught, last_pair
-from athanor.tokenizer.chat import render
+from athanor.tokenizer import chat
 from athanor.tokenizer.tokenizer import Tokenizer
 from athanor.words.decontaminate import ItemIndex
 
@@ -45,6 +45,17 @@ REASONS = (*FILTERS, "in_better_source", "duplicates", "too_long", "truncated", 
 OWN_REASONS = ("contradicted",)  # where there are conversations of one's own
 
 
+class Renderer(Protocol):
+    """A chat template that is not our own: of another model."""
+
+    def render(self, messages: Messages) -> tuple[list[int], list[int]]: ...
+
+
+def render(tokenizer: Tokenizer | Renderer, messages: Messages) -> tuple[list[int], list[int]]:
+    """Ids of a conversation and its loss mask, by our own template or another one."""
+    return chat.render(tokenizer, messages) if isinstance(tokenizer, Tokenizer) else tokenizer.render(messages)
+
+
 @dataclass(frozen=True)
 class Encoded:
     """A conversation as it is trained (after truncation) with its ids and loss mask, uint32 and uint8 [tokens].
@@ -67,7 +78,7 @@ class Encoded:
 
 
 def choose(
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | Renderer,
     conversations: Iterable[Conversation],
     params: SftDataParams,
     index: ItemIndex,
@@ -222,7 +233,7 @@ def own_caps(rows: Sequence[Encoded], params: SftDataParams, own: Sequence[str])
 
 
 def encode(
-    tokenizer: Tokenizer, conversations: Iterable[Conversation], capacity: int, dropped: Dropped
+    tokenizer: Tokenizer | Renderer, conversations: Iterable[Conversation], capacity: int, dropped: Dropped
 ) -> list[Encoded]:
     """Render each conversation, cut after the last assistant turn that fits `capacity` tokens; drop those with none."""
     encoded = []
@@ -234,10 +245,16 @@ def encode(
             continue
         if length < len(ids):
             dropped[row.source]["truncated"] += 1
-            stops = ids[:length].count(tokenizer.stop)
-            row = replace(row, messages=row.messages[:stops])
+            row = replace(row, messages=_turns(row.messages, mask[:length]))
         encoded.append(Encoded(row, np.array(ids[:length], np.uint32), np.array(mask[:length], np.uint8)))
     return encoded
+
+
+def _turns(messages: Messages, mask: Sequence[int]) -> Messages:
+    """The messages of a row that was cut: up to as many answers as it supervises."""
+    answers = [number for number, message in enumerate(messages) if message.role == "assistant"]
+    supervised = sum(one and not before for before, one in zip([0, *mask], mask, strict=False))
+    return messages[: answers[supervised - 1] + 1]
 
 
 def cap_supervised(
@@ -275,7 +292,7 @@ def decontaminate(
     return _drop_with_reason(rows, (item and "contaminated" for item in matches), dropped)
 
 
-def follow_ups(tokenizer: Tokenizer, rows: Sequence[Encoded], params: SftDataParams) -> list[Encoded]:
+def follow_ups(tokenizer: Tokenizer | Renderer, rows: Sequence[Encoded], params: SftDataParams) -> list[Encoded]:
     """Training conversations once more as later turns, as often as their source asks.
 
     What a small model has seen as a first question alone it does not answer later: of 28 taught questions it knew all
@@ -299,7 +316,7 @@ def follow_ups(tokenizer: Tokenizer, rows: Sequence[Encoded], params: SftDataPar
 _DRAWS = 8  # conversations that are tried for one that leaves room
 
 
-def _after(tokenizer: Tokenizer, before: Sequence[Encoded], row: Encoded, capacity: int) -> Encoded | None:
+def _after(tokenizer: Tokenizer | Renderer, before: Sequence[Encoded], row: Encoded, capacity: int) -> Encoded | None:
     """The conversation after the first of `before` that leaves room for it; None where there is none."""
     turns = tuple(message for message in row.conversation.messages if message.role != "system")
     for earlier in before:

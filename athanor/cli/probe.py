@@ -18,14 +18,14 @@ from athanor.base.strict import read_yaml
 from athanor.cli import side
 from athanor.cli.render import fill_template
 from athanor.runtime import dvc_lock
-from athanor.runtime.closure import SIDE
+from athanor.runtime.closure import PROBES
 from athanor.runtime.facts import flatten
 from athanor.runtime.run import PARAMS
 from athanor.runtime.schema import check_file
 from athanor.sizing.optimiser import Recipe, check
 
 LEFT, RIGHT, TOP, BOTTOM = 70, 620, 40, 345  # of the picture's frame, see templates/probe.svg.j2
-STAGE_FILE = Path(SIDE) / "lr.yaml"
+STAGE_FILE = Path(PROBES) / "lr.yaml"
 STAGE = "probe-lr"
 METRICS, CHART = Path("metrics/probe_lr.json"), Path("plots/probe_lr.svg")
 FAR_RATIO = 2.0  # times the optimum, up or down, before plan speaks of it

@@ -36,7 +36,6 @@ from athanor.sizing.lines import Key, lines_of
 from athanor.sizing.solve import Recipe, Speed, Wish, choose
 from athanor.training.memory import Parts, StepFootprint, parts
 from athanor.training.pretrain_params import PretrainParams
-from athanor.training.sft_params import SCRATCH
 
 PARAMS, FOLDER = Path("params.yaml"), Path("presets")
 GB = 1e9
@@ -71,11 +70,6 @@ def run(args: argparse.Namespace) -> int:
         raise ParamsError("--write edits params.yaml, and --from begins with another file", where="--write", fix=fix)
     values = _values(args.base)
     built = check_values(values)
-    if built["sft"].base != SCRATCH:
-        fix = "docs/lora.md says how long one takes, the log of a run's first steps how long yours"
-        raise ParamsError(
-            "a LoRA on a base of others cannot be forecast, only a model from scratch", where="sft.base", fix=fix
-        )
     wish = Wish(
         args.hours, *(value and int(value) for value in (args.tokens, args.params, args.disk and args.disk * GB))
     )

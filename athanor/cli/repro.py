@@ -2,9 +2,6 @@
 
     python -m athanor repro [--max-minutes N] [--supervise] [arguments of dvc repro]
 
-When sft.base of params.yaml names a foreign model, the graph is foreign/lora.yaml: conversations, a LoRA on that model,
-and its export. Nothing is pretrained then.
-
 With --max-minutes, a stage that is at work when the time is over saves and
 ends, and the status is 75; the same command goes on from there. With
 --supervise, a stage that dies (killed, crashed, hung) is started again, three
@@ -15,16 +12,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-from athanor.base.artifacts import write_text
 from athanor.base.errors import AthanorError
 from athanor.base.host import memory_bytes, peak_bytes
 from athanor.cli import explain, live, side, summary
@@ -34,7 +29,6 @@ from athanor.cli.data import report
 from athanor.cli.doctor import places
 from athanor.cli.doctor.main import Checkout
 from athanor.runtime import dvc_lock, lifetime, ship
-from athanor.runtime.closure import FOREIGN
 from athanor.runtime.facts import Graph, check_names
 from athanor.runtime.guards import UNTIL
 from athanor.runtime.journal import Record
@@ -42,10 +36,9 @@ from athanor.runtime.machine import machine
 from athanor.runtime.notify import DONE, FAILED, notify
 from athanor.runtime.progress import duration
 from athanor.runtime.run import PARAMS
-from athanor.runtime.schema import FOREIGN_STAGES, check_file
+from athanor.runtime.schema import check_file
 from athanor.runtime.store_check import trouble
 from athanor.runtime.terminal import say
-from athanor.training.sft_params import SCRATCH
 
 RESTARTS = 3
 GIB = 2**30
@@ -57,7 +50,6 @@ GOES_ON, MEND = (
     "Mend the cause and run it again; long stages resume where they were",
 )
 SINGLE = {"-s", "--single-item"}
-GRAPH, BASE_PLACEHOLDER = Path(FOREIGN) / "dvc.yaml", "models/foreign"
 
 
 def main() -> int:
@@ -74,24 +66,19 @@ def main() -> int:
     machine()  # for its message
     built = check_file(PARAMS)  # before DVC, which deletes a stage's outputs and only then starts it
     check_names(root)
-    base = built["sft"].base
-    if base == SCRATCH:
-        check_battery(root, built["battery"])
-        check_corpus(built)
-    foreign = base != SCRATCH
-    stages = ("download", *FOREIGN_STAGES) if foreign else None
+    check_battery(root, built["battery"])
+    check_corpus(built)
     if why := trouble(root):
         say(f"{why}. Training continues without it")
-    since_ms, runs_before = int(time.time() * 1000), summary.runs(root, stages)
+    since_ms, runs_before = int(time.time() * 1000), summary.runs(root)
     signals: list[int] = []
-    call = live.command_runner(root, arguments, stages or Graph(root).stages, signals)
-    command = [*side.DVC, *(graph_targets(arguments) if foreign else arguments)]
-    with foreign_graph(root, base) if foreign else contextlib.nullcontext():
-        restarts = RESTARTS if args.supervise else 0
-        status, deaths = supervise(root, lambda: call(command, env={**os.environ, **deadline_env}), signals, restarts)
+    call = live.command_runner(root, arguments, Graph(root).stages, signals)
+    command = [*side.DVC, *arguments]
+    restarts = RESTARTS if args.supervise else 0
+    status, deaths = supervise(root, lambda: call(command, env={**os.environ, **deadline_env}), signals, restarts)
     unshipped = ship.wait(root, SHIP_SECONDS_AFTER_FAILURE if status else SHIP_SECONDS)
     if status:
-        finished, (stopped, reason) = summary.finished(root, runs_before, since_ms, stages), ending(root, since_ms)
+        finished, (stopped, reason) = summary.finished(root, runs_before, since_ms), ending(root, since_ms)
         if signals and not (reason or deaths):  # between two stages
             stopped, reason = True, "stopped on request"
         kept = f"Finished in this run: {', '.join(finished)}\n" if finished else ""
@@ -111,9 +98,8 @@ def main() -> int:
                 FAILED, f"dvc repro in {root.name} ended with status {status}, and no stage says why.\n{more}".strip()
             )
         return STOPPED if stopped else status
-    asked = None if foreign else asked_for(root, arguments)
-    lines = [summary.text(root, runs_before, since_ms, stages, asked=asked).rstrip("\n")]
-    if not foreign and (data_page := report.refresh(root)):
+    lines = [summary.text(root, runs_before, since_ms, asked=asked_for(root, arguments)).rstrip("\n")]
+    if data_page := report.refresh(root):
         lines.append(f"Data      {data_page.relative_to(root)}  (what was kept and why; athanor data report --open)")
     if next(places.experiments(Checkout(root, (), ())), None):
         lines.append("Queue     `dvc exp run` with --temp or --queue fails here; the cure: athanor doctor")
@@ -124,29 +110,6 @@ def main() -> int:
     if deaths:
         say("\n" + "\n".join(deaths))
     return 0
-
-
-@contextlib.contextmanager
-def foreign_graph(root: Path, base: str) -> Iterator[None]:
-    """The graph for a foreign base, with DVC's name for it and the base's in it; only inside the block (see the file)."""
-    if not (root / base / "config.json").is_file():
-        print(f"no Hugging Face model (sft.base: {base}). Fix: name its directory", file=sys.stderr)
-        raise SystemExit(1)
-    text = (root / FOREIGN / "lora.yaml").read_text(encoding="utf-8")
-    write_text(root / GRAPH, text.replace(f"- {BASE_PLACEHOLDER}\n", f"- {json.dumps(base)}\n"))
-    try:
-        yield
-    finally:
-        (root / GRAPH).unlink(missing_ok=True)
-
-
-def graph_targets(arguments: list[str]) -> list[str]:
-    """Arguments of `dvc repro` for the graph of a foreign base: its stages by their bare names, all of it by default.
-
-    No option of `dvc repro` takes a value, so every other word is a target.
-    """
-    targets = [f"{GRAPH.as_posix()}:{word}" if word in FOREIGN_STAGES else word for word in arguments]
-    return targets if any(not word.startswith("-") for word in arguments) else [*targets, GRAPH.as_posix()]
 
 
 def asked_for(root: Path, arguments: list[str]) -> set[str] | None:

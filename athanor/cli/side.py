@@ -1,9 +1,9 @@
-"""Running a side stage: one that the main graph does not need, in a file of its own in probes/ or rl/ (why: probes/lr.yaml)."""
+"""Running a side stage: one that the main graph does not need, in a file of its own in probes/ or side/ (why: probes/lr.yaml)."""
 
 from __future__ import annotations
 
+import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,14 +11,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from athanor.base.artifacts import write_text
 from athanor.base.errors import InputError
 from athanor.runtime import dvc_lock, ship
-from athanor.runtime.closure import SIDE
+from athanor.runtime.closure import PROBES
 from athanor.runtime.facts import Graph
 from athanor.runtime.locks import try_lock
 from athanor.runtime.terminal import stop_signals
 
-LOCK = Path(SIDE) / dvc_lock.LOCK
+LOCK = Path(PROBES) / dvc_lock.LOCK
 SHIP_SECONDS = 60.0
 # `python -m dvc repro`, which a signal during its imports ends without a traceback.
 START_DVC = """import _signal, sys
@@ -32,8 +33,11 @@ sys.exit(main(sys.argv[1:]))
 DVC = (sys.executable, "-c", START_DVC, "dvc", "repro")
 
 
-def repro(root: Path, file: Path, stage: str, force: bool) -> int:
-    """Run the side stage of a file by DVC, one at a time in a checkout; returns DVC's exit status."""
+def repro(root: Path, file: Path, stage: str, force: bool, base: str = "") -> int:
+    """Run the side stage of a file by DVC, one at a time in a checkout; returns DVC's exit status.
+
+    base: the path that takes the place of the dependency `side.base`.
+    """
     if not (root / file).is_file():
         raise InputError("file not found", where=file.as_posix(), fix=f"git checkout {file.as_posix()}")
     (root / ".athanor").mkdir(exist_ok=True)
@@ -41,9 +45,9 @@ def repro(root: Path, file: Path, stage: str, force: bool) -> int:
     with try_lock(root / ".athanor" / "probe.lock") as free:
         if not free:
             raise InputError(
-                "another side stage (probe, synthesize, rl) is at work here", where=str(root), fix="wait for it"
+                "another side stage (probe, synthesize, side) is at work here", where=str(root), fix="wait for it"
             )
-        status = _repro(root, file, stage, force)
+        status = _repro(root, file, stage, force, base)
     ship.wait(root, SHIP_SECONDS if not status else 5.0)
     return status
 
@@ -54,11 +58,12 @@ def repair_dvc_files(root: Path) -> None:
         print(text, file=sys.stderr)
 
 
-def _repro(root: Path, file: Path, stage: str, force: bool) -> int:
+def _repro(root: Path, file: Path, stage: str, force: bool, base: str) -> int:
     """Run `dvc repro`; the file has the name that DVC expects only as long as that takes."""
     dvc_file = file.with_name("dvc.yaml")
     run_command, target = command_runner(), f"{dvc_file.as_posix()}:{stage}"
-    shutil.copyfile(root / file, root / dvc_file)
+    text = (root / file).read_text(encoding="utf-8")
+    write_text(root / dvc_file, text.replace("- side.base\n", f"- {json.dumps(base)}\n"))
     try:
         if not force:
             return run_command([*DVC, target], cwd=root)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Container, Iterable
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +43,9 @@ def leaf(root: Path, stage: str) -> dict[str, Any] | None:
     return _metrics(root, f"runs/{stage.replace('-', '_')}")
 
 
-def runs(root: Path, stages: Iterable[str] | None = None) -> dict[str, str]:
-    """Stage to the id of the run that made what is in the workspace; without `stages`, of the main graph's."""
-    leaves = {stage: leaf(root, stage) for stage in stages or Graph(root).stages}
+def runs(root: Path) -> dict[str, str]:
+    """Stage to the id of the run that made what is in the workspace."""
+    leaves = {stage: leaf(root, stage) for stage in Graph(root).stages}
     return {stage: facts["run"] for stage, facts in leaves.items() if facts}
 
 
@@ -60,9 +60,9 @@ def outcome(stage: str, before: dict[str, str], after: dict[str, str], since_ms:
     return "ran" if stamp and int(stamp[1]) >= since_ms else "restored"
 
 
-def finished(root: Path, before: dict[str, str], since_ms: int, stages: Iterable[str] | None = None) -> list[str]:
+def finished(root: Path, before: dict[str, str], since_ms: int) -> list[str]:
     """The stages that came to their end since then, when the whole did not."""
-    after = runs(root, stages)
+    after = runs(root)
     return [stage for stage in after if outcome(stage, before, after, since_ms) in ("ran", "restored")]
 
 
@@ -92,17 +92,16 @@ def text(
     root: Path,
     before: dict[str, str] | None = None,
     since_ms: int = 0,
-    stages: Iterable[str] | None = None,
     whole: bool = False,
     asked: Container[str] | None = None,
 ) -> str:
-    """The summary. `before`: run ids before this repro. `stages`: those of a foreign base's graph, if it ran.
+    """The summary. `before`: run ids before this repro.
 
     asked: the stages that this repro was asked for, None for all.
     """
-    after, rows, seconds_run = runs(root, stages), [], 0.0
-    older = set() if stages else out_of_date(root)
-    for stage in stages or Graph(root).stages:
+    after, rows, seconds_run = runs(root), [], 0.0
+    older = out_of_date(root)
+    for stage in Graph(root).stages:
         facts = leaf(root, stage)
         state = "" if before is None else outcome(stage, before, after, since_ms)
         if state == "restored" and facts and facts.get("ended_ms", 0) >= since_ms > 0:
@@ -112,7 +111,7 @@ def text(
         counted = bool(facts) and (before is None or state.startswith("ran"))
         seconds_run += facts["seconds"] if facts and counted else 0.0
         rows.append((stage, state, duration(facts["seconds"]) if facts else "-", counted))
-    scores = None if stages or "eval" in older else _metrics(root, "eval")
+    scores = None if "eval" in older else _metrics(root, "eval")
     battery = scores["battery"]["sft"] if scores else {}
     categories = sorted(battery.keys() - {"all"}, key=lambda name: (-battery[name]["score"], name))
     filled = fill_template(
@@ -126,16 +125,14 @@ def text(
         kept=sum(row[1] == "kept" for row in rows),
         older=[words for stage, words in NAMED if stage in older and stage in after],
         total=duration(seconds_run),
-        tuned=_metrics(root, "lora") if stages else None,
         scores=scores,
         sft_data=_metrics(root, "sft_data"),
-        exported=(root / "models" / ("lora-export" if stages else "export") / "MODEL_CARD.md").is_file(),
+        exported=(root / "models/export/MODEL_CARD.md").is_file(),
         unwritten=unwritten(root),
-        aside=[] if stages else _stepped_aside(root),
+        aside=_stepped_aside(root),
         health=_health({stage: run for stage, run in after.items() if stage not in older}),
         elsewhere=ELSEWHERE,
         rates=RATES if whole else RATES[:3],
-        foreign=bool(stages),
     )
     lines = (line if whole or len(line) <= COLUMNS else f"{line[: COLUMNS - 3]}..." for line in filled.splitlines())
     return "".join(f"{line}\n" for line in lines)

@@ -17,7 +17,7 @@ from typing import Any
 from athanor.base.artifacts import read_json, read_manifest, write_bytes
 from athanor.cli import side
 from athanor.cli.render import fill_template
-from athanor.runtime.closure import SIDE
+from athanor.runtime.closure import PROBES
 from athanor.runtime.machine import anchor
 from athanor.runtime.run import PARAMS
 from athanor.runtime.schema import check_file
@@ -27,7 +27,7 @@ from athanor.synthesis.params import SyntheticParams
 from athanor.synthesis.requests import Request, plan_requests
 from stages.synthesize import CLEAN, KIND, LOG, OUT, SEEDS, VERSION
 
-STAGE_FILE, STAGE = Path(SIDE) / "synthesize.yaml", "synthesize"
+STAGE_FILE, STAGE = Path(PROBES) / "synthesize.yaml", "synthesize"
 PUBLIC, LEAF = Path("corpus/synthetic"), Path("metrics/runs/synthesize.json")
 BYTES_PER_TOKEN = 4  # of English text, for a guess beside the bound
 

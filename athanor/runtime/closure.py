@@ -26,15 +26,14 @@ from athanor.base.strict import read_yaml
 
 PACKAGES = ("stages", "athanor")
 CUT = "athanor.runtime"
-SIDE = "probes"
-FOREIGN = "foreign"
-RL = "rl"
+PROBES = "probes"
+SIDE = "side"
 TEMPLATING = ("foreach", "matrix")
 
 
 def graphs(root: Path) -> list[Path]:
     """dvc.yaml, and the files of side stages, which DVC sees only while a command runs one of them."""
-    sides = [path for folder in (SIDE, FOREIGN, RL) for path in sorted((root / folder).glob("*.yaml"))]
+    sides = [path for folder in (PROBES, SIDE) for path in sorted((root / folder).glob("*.yaml"))]
     return [root / "dvc.yaml", *(path for path in sides if path.name != "dvc.yaml")]
 
 

@@ -26,7 +26,7 @@ from typing import Any
 from athanor.base.artifacts import write_bytes
 from athanor.base.errors import InputError
 from athanor.base.strict import read_yaml
-from athanor.runtime.closure import FOREIGN, RL, SIDE
+from athanor.runtime.closure import PROBES, SIDE
 from athanor.runtime.locks import locked, try_lock
 
 LOCK = "dvc.lock"
@@ -204,7 +204,7 @@ def _holders(path: Path, also: Iterable[str] = ("read",)) -> set[int]:
 
 def files(root: Path) -> list[Path]:
     """The lock files that DVC writes: beside dvc.yaml, and beside those of side graphs."""
-    return [root / LOCK, *(root / folder / LOCK for folder in (SIDE, FOREIGN, RL))]
+    return [root / LOCK, *(root / folder / LOCK for folder in (PROBES, SIDE))]
 
 
 def _copy(root: Path, path: Path) -> Path:

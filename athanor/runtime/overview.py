@@ -18,7 +18,6 @@ from athanor.runtime.facts import git, leaves, overrides, params_at
 from athanor.runtime.headlines import headlines
 from athanor.runtime.journal import Record, rows
 from athanor.runtime.store import delivery
-from athanor.training.sft_params import SCRATCH
 
 Point = tuple[str, float, int, int]
 
@@ -132,13 +131,11 @@ def _again(root: Path, tags: Mapping[str, str], params: Mapping[str, str], prese
     steps, options = [f"git checkout {commit[:7]}"] if commit else [], ""
     if experiment and tags.get("athanor.dirty") == "True":  # code that only the experiment has
         steps += [f"dvc exp apply {experiment}"]
-    elif params.get("sft.base", SCRATCH) == SCRATCH:
+    else:
         there = params_at(root, commit)
         if preset and (not there or sum(there.get(name) != value for name, value in params.items()) > CHANGES):
             steps, there = [*steps, f"athanor preset use {preset}"], _presets(root / "presets")[preset]
         options = overrides(there, params) if there else None
-    else:
-        options = None
     run = f"dvc exp run {options}" if options else "athanor repro"
     return f"`{' && '.join([*steps, run])}`{', with these parameters' if options is None else ''}"
 

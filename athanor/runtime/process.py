@@ -101,13 +101,12 @@ def _already_done(stage: str, module: str) -> bool:
 
 
 def execute(stage: str, body: Callable[[Run], None]) -> int:
-    from athanor.runtime.schema import check_file, check_stage, memory_notes
+    from athanor.runtime.schema import check_file, memory_notes
 
     run, missing = None, list[str]()
     sys.excepthook = excepthook
     try:
         sections = check_file(PARAMS)
-        check_stage(stage, sections)
         run = _run_class()(stage, f"stages.{_module_name(body)}")
         for number in stop_signals():
             signal.signal(number, run.on_signal)

@@ -18,20 +18,15 @@ from athanor.runtime.redact import redact
 from athanor.tokenizer_training.params import MEMORY_FACTOR
 from athanor.training.sft_params import SCRATCH
 
-FOREIGN_STAGES = ("lora-data", "lora", "lora-export")
-
 
 def schemas() -> dict[str, type]:
     """Section name to dataclass, in the order of params.yaml."""
-    from athanor.adapters.params import LoraParams
     from athanor.chat_data.params import SftDataParams
     from athanor.classifiers.params import ClassifiersParams
     from athanor.cleaning.params import CleanParams
     from athanor.data.mixture_params import MixtureParams
     from athanor.evaluation.params import EvalParams
     from athanor.export.params import ExportParams
-    from athanor.policy.params import DpoParams, GrpoParams
-    from athanor.preferences.params import DpoDataParams
     from athanor.rewards.params import GrpoDataParams
     from athanor.sharding.params import ShardParams
     from athanor.sources.battery_params import BatteryParams
@@ -43,6 +38,8 @@ def schemas() -> dict[str, type]:
     from athanor.training.pretrain_params import PretrainParams
     from athanor.training.probe_params import ProbeLrParams
     from athanor.training.sft_params import SftParams
+    from athanor.tuning.pair_params import DpoDataParams
+    from athanor.tuning.params import DpoParams, GrpoParams, SideParams, TuneParams
 
     return {
         "download": DownloadParams,
@@ -58,7 +55,8 @@ def schemas() -> dict[str, type]:
         "pretrain": PretrainParams,
         "probe_lr": ProbeLrParams,
         "sft": SftParams,
-        "lora": LoraParams,
+        "side": SideParams,
+        "tune": TuneParams,
         "grpo_data": GrpoDataParams,
         "grpo": GrpoParams,
         "dpo_data": DpoDataParams,
@@ -101,11 +99,9 @@ def filled(sections: Mapping[str, Any]) -> dict[str, Any]:
 def check_together(sections: Mapping[str, Any]) -> None:
     """ParamsError when sections do not fit each other; a stage would find it, but after hours of others."""
     mixture, sft = sections["mixture"], sections["sft"]
-    if sft.base != SCRATCH and sft.optimizer != "adamw":
-        raise ParamsError("a LoRA is trained by adamw", where="sft.optimizer", fix="set it to adamw")
-    if sft.base != SCRATCH and sections["sft_data"].replay_share:
-        fix = "set it to 0: the text that a foreign base was trained on is not here"
-        raise ParamsError("a foreign base has no pretraining text to replay", where="sft_data.replay_share", fix=fix)
+    if sft.base != SCRATCH:
+        fix = "set it to scratch; to tune another model name it in side.base: athanor side tune"
+        raise ParamsError(f"'{sft.base}' is not what the pipeline trains", where="sft.base", fix=fix)
     source_names = sections["download"].names
     published = []  # what goes into every document, or into the model card
     for section in ("download", "instruct", "dpo_data"):
@@ -152,16 +148,6 @@ def memory_notes(sections: Mapping[str, Any]) -> list[str]:
         f"train-tokenizer will want up to {needed / 1e9:,.1f} GB of memory, {free / 1e9:,.1f} GB are free:"
         f" lower tokenizer.sample_bytes (now {sample}), unless there is less text"
     ]
-
-
-def check_stage(stage: str, sections: Mapping[str, Any]) -> None:
-    """ParamsError for a stage that has no part in fine-tuning the base which sft.base names."""
-    base, foreign = sections["sft"].base, stage in FOREIGN_STAGES
-    if foreign and base == SCRATCH:
-        raise ParamsError("no foreign base is named", where="sft.base", fix="name a Hugging Face directory")
-    if not foreign and base != SCRATCH and stage not in ("download", "synthesize"):
-        fix = "athanor repro, which runs what has; or set it to scratch"
-        raise ParamsError(f"stage {stage} has no part in tuning '{base}'", where="sft.base", fix=fix)
 
 
 def _check_same_names(where: str, named: Iterable[str], other: str, expected: Iterable[str], fix_missing: str) -> None:

@@ -153,8 +153,6 @@ def _pipeline_notes(root: Path, steps: Sequence[Step], built: Mapping[str, Any])
                 f"download is kept, but was made from the standard library of Python {before} and this is {now}:"
                 " dvc repro -f -s download makes it anew"
             )
-    if (base := built["sft"].base) != SCRATCH:
-        yield f"sft.base is {base}: athanor repro runs foreign/lora.yaml, and none of these steps but download"
     if actions.get("pretrain") in (RUN, FOLLOWS):
         yield from probe.warnings(root, built)
         model, device = built["model"], machine().device

@@ -1,0 +1,188 @@
+"""One way to train for the three side graphs: transformers' Trainer (TRL's are its children) in a slot of ours.
+
+Checkpoints are the Trainer's own, in the slot; a kill costs the steps since the last one. The resumed run continues with
+the same rows and rates, but its bytes are not promised: answers are drawn and reductions ordered anew by the libraries.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from athanor.base.artifacts import new_dir, write_manifest
+from athanor.base.errors import Interrupted
+from athanor.model.device import prepare
+from athanor.runtime.machine import machine
+from athanor.runtime.progress import Progress
+from athanor.runtime.run import Run
+from athanor.training.schedule import Schedule
+from athanor.tuning.model import precision_of
+from athanor.tuning.params import SideParams, TrainerParams
+
+KIND, VERSION, COMPLETE = "side", 1, "complete"
+# TRL's and transformers' names of readings, and ours.
+READINGS = {
+    "learning_rate": "lr",
+    "reward": "policy.reward",
+    "reward_std": "policy.reward_std",
+    "frac_reward_zero_std": "policy.tied_groups",
+    "kl": "policy.kl",
+    "entropy": "policy.entropy",
+    "clip_ratio/region_mean": "policy.clip_share",
+    "completions/mean_length": "policy.answer_tokens",
+    "completions/min_length": "policy.answer_tokens_min",
+    "completions/max_length": "policy.answer_tokens_max",
+    "completions/clipped_ratio": "policy.cut_answers",
+    "completions/mean_terminated_length": "policy.ended_tokens",
+    "completions/min_terminated_length": "policy.ended_tokens_min",
+    "completions/max_terminated_length": "policy.ended_tokens_max",
+    "sampling/sampling_logp_difference/mean": "policy.sampler_difference",
+    "sampling/importance_sampling_ratio/min": "policy.sampler_ratio_min",
+    "rewards/margins": "policy.margin",
+    "rewards/accuracies": "policy.accuracy",
+    "eval_loss": "val_loss",
+    "eval_reward": "val_reward",
+}
+
+
+def readings(logs: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a Trainer's log by our names; of its validation and of rewards the others keep theirs."""
+    return {
+        READINGS.get(name, name.replace("/", ".")): float(value)
+        for name, value in logs.items()
+        if isinstance(value, int | float) and name not in ("epoch", "total_flos") and "runtime" not in name
+    }
+
+
+def arguments(
+    settings: TrainerParams, side: SideParams, rows_per_step: int, steps: int, folder: Path
+) -> dict[str, Any]:
+    """Keyword arguments of TrainingArguments, SFTConfig, DPOConfig and GRPOConfig alike."""
+    local, precision = machine(), precision_of(side)
+    device = prepare(local.device, local.threads)
+    at_once = min(settings.rows_at_once, rows_per_step // world_size())
+    return {
+        "output_dir": str(folder),
+        "seed": settings.seed,
+        "learning_rate": settings.lr,
+        "lr_scheduler_type": settings.schedule,
+        "warmup_steps": math.ceil(settings.warmup_fraction * steps),
+        "weight_decay": settings.weight_decay,
+        "max_grad_norm": settings.grad_clip,
+        "max_steps": steps,
+        "per_device_train_batch_size": at_once,
+        "per_device_eval_batch_size": at_once,
+        "gradient_accumulation_steps": max(1, rows_per_step // (at_once * world_size())),
+        "gradient_checkpointing": side.checkpointing,
+        "gradient_checkpointing_kwargs": {"use_reentrant": False} if side.checkpointing else None,
+        "bf16": precision == "bf16",
+        "fp16": precision == "fp16",
+        "use_cpu": device.type == "cpu",
+        "dataloader_pin_memory": device.type == "cuda",
+        "save_steps": max(1, steps // settings.saves),
+        "eval_strategy": "steps",
+        "eval_steps": max(1, steps // settings.saves),
+        "save_total_limit": 2,
+        "logging_steps": 1,
+        "logging_nan_inf_filter": False,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "ddp_find_unused_parameters": False,
+    }
+
+
+def world_size() -> int:
+    import os
+
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def watcher(run: Run, bar: Progress, on_save: Callable[[int, Path], None] = lambda step, folder: None) -> Any:
+    """The callback that writes our journal, asks the health rules, and stops and saves on our signals."""
+    from transformers import TrainerCallback
+
+    class Watcher(TrainerCallback):
+        stopped = False
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            bar.resume_at(state.global_step)
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
+            if "train_runtime" not in logs:
+                run.log(state.global_step, **readings(logs))
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+            bar.update(1)
+            if run.save_requested():
+                control.should_save = True
+            if run.stop_requested() and state.global_step < state.max_steps:
+                self.stopped = control.should_save = control.should_training_stop = True
+                control.should_evaluate = False
+            return control
+
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            if state.is_world_process_zero:
+                (folder / COMPLETE).touch()
+                on_save(state.global_step, folder)
+
+    return Watcher()
+
+
+def last_checkpoint(folder: Path) -> str | None:
+    """The newest complete checkpoint; torn ones, which a kill left, are removed."""
+    complete: dict[int, Path] = {}
+    for path in folder.glob("checkpoint-*"):
+        if (path / COMPLETE).is_file():
+            complete[int(path.name.partition("-")[2])] = path
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+    return str(complete[max(complete)]) if complete else None
+
+
+def train(
+    run: Run,
+    stage: str,
+    out: Path,
+    side: SideParams,
+    settings: TrainerParams,
+    recipe: Mapping[str, Any],
+    parents: Mapping[str, str],
+    steps: int,
+    build: Callable[[Path], Any],
+    on_save: Callable[[int, Path], None] = lambda step, folder: None,
+) -> None:
+    """Train to `steps` in a slot and write the weights (an adapter, or all of them) to `out`.
+
+    `build(folder)` makes the Trainer, whose checkpoints go to `folder`. Interrupted after a stop, with all saved.
+    """
+    slot = run.slot(recipe, parents)
+    with slot, run.progress(steps, stage, "steps") as bar:
+        warmup = math.ceil(settings.warmup_fraction * steps)
+        run.watch_health(Schedule("cosine", settings.lr, 0.0, warmup, 0, steps), 1, 2, precision=precision_of(side))
+        trainer = build(slot.path)
+        watch = watcher(run, bar, on_save)
+        trainer.add_callback(watch)
+        trainer.remove_callback("PrinterCallback")
+        resume = last_checkpoint(slot.path)
+        if resume is None and trainer.eval_dataset is not None:
+            trainer.evaluate()
+        trainer.train(resume_from_checkpoint=resume)
+        if watch.stopped:
+            raise Interrupted("stopped; the same command resumes from its checkpoint")
+        result = trainer.evaluate() if trainer.eval_dataset is not None else {}
+        if not run.main:
+            return
+        with new_dir(out) as folder:
+            trainer.model.save_pretrained(folder, safe_serialization=True)
+            facts = {"method": side.method, "base": side.base, "recipe": dict(recipe)}
+            write_manifest(folder, kind=KIND, version=VERSION, counts={"steps": steps}, parents=dict(parents), **facts)
+        slot.mark_done()
+    history = [row for row in trainer.state.log_history if "train_runtime" not in row]
+    validations = [{"step": row["step"], **readings(row)} for row in history if any(k.startswith("eval_") for k in row)]
+    run.metrics({"steps": steps, "validation": readings(result), "validations": validations})
+    losses = [{"step": row["step"], "loss": row["loss"]} for row in history if "loss" in row]
+    run.plot(stage.replace("-", "_"), losses)

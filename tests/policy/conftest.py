@@ -1,1 +1,0 @@
-from tests.export.conftest import one_thread, qwen, tokenizer_dir  # noqa: F401  (fixtures)
