@@ -18,7 +18,6 @@ from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
 from athanor.text.documents import read_documents, read_sources
 from athanor.tuning import model
-from athanor.tuning.params import SideParams, TuneParams
 from athanor.tuning.rows import Template, text_rows
 from athanor.words.decontaminate import ItemIndex
 from stages import sft_data
@@ -30,12 +29,15 @@ VAL_TOKENS = 100_000  # of held-out text
 
 
 def run(run: Run) -> None:
-    side, params = run.params("side", SideParams), run.params("tune", TuneParams)
+    base, data, context_tokens = run.param("side.base"), run.param("tune.data"), run.param("tune.context_tokens")
     model.libraries("transformers", "peft")
-    template = Template(model.load_tokenizer(side.base), side.base)
-    rows, facts = texts(template, params) if params.data == "text" else conversations(run, template, params)
-    read = {"clean": CLEAN} if params.data == "text" else {"instruct": INSTRUCT, "battery": BATTERY}
-    parents = {"base": model.base_digest(side.base), **{name: manifest_digest(path) for name, path in read.items()}}
+    template = Template(model.load_tokenizer(base), base)
+    if data == "text":
+        rows, facts = texts(template, context_tokens, run.param("tune.max_text_tokens"))
+    else:
+        rows, facts = conversations(run, template, context_tokens)
+    read = {"clean": CLEAN} if data == "text" else {"instruct": INSTRUCT, "battery": BATTERY}
+    parents = {"base": model.base_digest(base), **{name: manifest_digest(path) for name, path in read.items()}}
     counts = {split: len(part) for split, part in rows.items()}
     for split, count in counts.items():
         if not count:
@@ -50,10 +52,10 @@ def run(run: Run) -> None:
     run.metrics({"rows": counts, "tokens": sum(len(ids) for ids, _ in rows["train"]), **facts})
 
 
-def conversations(run: Run, template: Template, params: TuneParams) -> tuple[dict[str, Any], dict[str, Any]]:
+def conversations(run: Run, template: Template, context_tokens: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Rows of conversations, chosen as for our own model: filters, copies, battery items, caps, repeats."""
     chosen_by = run.params("sft_data", SftDataParams)
-    settings = dataclasses.replace(chosen_by, context_tokens=params.context_tokens - 1)
+    settings = dataclasses.replace(chosen_by, context_tokens=context_tokens - 1)
     found = sft_data.read_sources(settings)
     dropped: dict[str, Counter[str]] = {name: Counter() for name in sorted({row.source for row in found})}
     plain = [row for row in found if not template.forges(row.messages)]
@@ -72,16 +74,15 @@ def conversations(run: Run, template: Template, params: TuneParams) -> tuple[dic
     return rows, {"left_out": left_out, "control_text": len(found) - len(plain)}
 
 
-def texts(template: Template, params: TuneParams) -> tuple[dict[str, Any], dict[str, Any]]:
+def texts(template: Template, context_tokens: int, max_tokens: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Pieces of documents, every token of which is learned."""
     documents = {"train": read_sources(CLEAN / "train"), "val": read_documents(CLEAN / "val.parquet")}
-    limits = {"train": params.max_text_tokens, "val": min(VAL_TOKENS, params.max_text_tokens)}
-    return {
-        split: [
-            (ids, ids) for ids in text_rows(template, (row.text for row in part), params.context_tokens, limits[split])
-        ]
+    limits = {"train": max_tokens, "val": min(VAL_TOKENS, max_tokens)}
+    pieces = {
+        split: text_rows(template, (row.text for row in part), context_tokens, limits[split])
         for split, part in documents.items()
-    }, {}
+    }
+    return {split: [(ids, ids) for ids in part] for split, part in pieces.items()}, {}
 
 
 if __name__ == "__main__":

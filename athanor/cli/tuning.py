@@ -45,9 +45,9 @@ def run(args: argparse.Namespace) -> int:
 def summary(root: Path, method: str) -> Iterator[str]:
     """The held-out scores before and after, and how to use the result."""
     trained = read_json(root / "metrics" / f"{method}.json")
-    scores = trained["validations"]
-    if scores:
-        for name in sorted({"val_loss", "val_reward"} & scores[0].keys() & scores[-1].keys()):
-            yield f"{name:<16}{scores[0][name]:>10.4f} before{scores[-1][name]:>10.4f} after {trained['steps']} steps"
+    before, after = trained["before"], trained["after"]
+    for name in ("val_loss", "val_reward"):
+        if name in before:
+            yield f"{name:<12}{before[name]:>9.4f} before, {after[name]:>9.4f} after {trained['steps']} steps"
     yield f"model: models/{method}-export (MODEL_CARD.md says how to use it)"
     yield f"talk to it: athanor chat --model models/{method}-export, or athanor serve, which lists it"

@@ -180,7 +180,9 @@ class ZeroLoss(Rule):
         if row["loss"] != 0:
             return None
         text = "The loss is 0 in five steps: no token is supervised, or all labels are masked."
-        suspect = "the mask in data/sft and sft_data.sources" if self.phase == "sft" else "the documents in data/shards"
+        suspect = {"sft": "the mask in data/sft and sft_data.sources", "tune": "the labels in data/tune"}.get(
+            self.phase, "the documents in data/shards"
+        )
         return Verdict(CRITICAL, 0.0, 0.0, text, f"check {suspect}.")
 
 
@@ -237,7 +239,7 @@ class Overfitting(Rule):
         limit = self.limits.overfitting_critical if critical else 1 + self.limits.overfitting_rise
         text = f"The validation rose three times, {values[0]:.4f} to {score:.4f}, while the training loss fell "
         text += f"from {began:.3f} to {now:.3f}; the best was {self.best:.4f}."
-        if self.phase == "sft":
+        if self.phase != "pretrain":
             fix = "fewer sft.epochs, a larger sft.weight_decay, or more conversations."
         else:
             fix = "fewer pretrain.tokens or more data (mixture), a larger pretrain.weight_decay."

@@ -28,7 +28,7 @@ RULES: dict[str, type[Rule]] = {
     **policy_rules.RULES,
 }
 # Of each stage that trains, the phase whose rules judge it: also the section of params.yaml that it reads.
-PHASES = {"pretrain": "pretrain", "sft": "sft", "lora": "sft", "grpo": "grpo", "dpo": "dpo"}
+PHASES = {name: name for name in ("pretrain", "sft", "tune", "grpo", "dpo")}
 
 # Validations have other names in each phase.
 VALIDATIONS = ("val_bpb.all", "val_loss")

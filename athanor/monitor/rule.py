@@ -23,7 +23,7 @@ MIN_HISTORY = 20  # steps before anything is compared with them
 # it: only a loss that is no number says something there. That of dpo begins at ln 2 whatever the vocabulary is, falls
 # towards 0 where pairs are learned by heart, and is mostly that of the few pairs of a batch that are wrong: its jumps
 # and its level after a resume are noise. A lasting rise is none, and a loss that never changes is a fault.
-CROSS_ENTROPY = ("pretrain", "sft")
+CROSS_ENTROPY = ("pretrain", "sft", "tune")
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Plan:
     `rate`: learning rate of the step that ends at a token position.
     """
 
-    phase: str  # pretrain, sft (a LoRA as well), grpo or dpo: also the section of params.yaml that fixes name
+    phase: str  # pretrain, sft , grpo or dpo: also the section of params.yaml that fixes name
     rate: Callable[[int], float] | None = None
     total_steps: int | None = None
     batch_tokens: int | None = None
@@ -120,7 +120,7 @@ class Rule:
     """
 
     inputs: ClassVar[tuple[str, ...]]
-    phases: ClassVar[tuple[str, ...]] = ("pretrain", "sft", "grpo", "dpo")
+    phases: ClassVar[tuple[str, ...]] = ("pretrain", "sft", "tune", "grpo", "dpo")
     finite: ClassVar[bool] = True  # sleeps at steps where an input is not a finite number
     agreed: ClassVar[tuple[int, int]] = (1, 1)  # so many of so many readings raise the alarm
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,15 @@ def libraries(*names: str) -> None:
         if find_spec(name) is None:
             fix = f"pip install {name}" if name == "bitsandbytes" else INSTALL
             raise InputError(f"{name} is not installed", where="side", fix=fix)
+    import transformers
+
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|trl|peft")
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    if "datasets" in names:
+        import datasets
+
+        datasets.disable_progress_bars()
 
 
 def base_digests(base: str) -> dict[str, str]:
@@ -52,6 +62,7 @@ def load_tokenizer(base: str) -> Any:
 
     base_digests(base)
     tokenizer = AutoTokenizer.from_pretrained(base, **OFFLINE)
+    tokenizer.model_max_length = 10**9  # rows have their own limit
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     if tokenizer.pad_token is None:

@@ -7,12 +7,14 @@ the same rows and rates, but its bytes are not promised: answers are drawn and r
 from __future__ import annotations
 
 import math
+import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from athanor.base.artifacts import new_dir, write_manifest
+from athanor.base.artifacts import new_dir, read_json, write_json, write_manifest
 from athanor.base.errors import Interrupted
 from athanor.model.device import prepare
 from athanor.runtime.machine import machine
@@ -22,7 +24,7 @@ from athanor.training.schedule import Schedule
 from athanor.tuning.model import precision_of
 from athanor.tuning.params import SideParams, TrainerParams
 
-KIND, VERSION, COMPLETE = "side", 1, "complete"
+KIND, VERSION, COMPLETE, BEFORE = "side", 1, "complete", "before.json"
 # TRL's and transformers' names of readings, and ours.
 READINGS = {
     "learning_rate": "lr",
@@ -47,13 +49,15 @@ READINGS = {
     "eval_reward": "val_reward",
 }
 
+IRRELEVANT = re.compile("^(epoch|total_flos)$|runtime|per_second|preparation")
+
 
 def readings(logs: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a Trainer's log by our names; of its validation and of rewards the others keep theirs."""
     return {
         READINGS.get(name, name.replace("/", ".")): float(value)
         for name, value in logs.items()
-        if isinstance(value, int | float) and name not in ("epoch", "total_flos") and "runtime" not in name
+        if isinstance(value, int | float) and not IRRELEVANT.search(name)
     }
 
 
@@ -76,8 +80,8 @@ def arguments(
         "per_device_train_batch_size": at_once,
         "per_device_eval_batch_size": at_once,
         "gradient_accumulation_steps": max(1, rows_per_step // (at_once * world_size())),
-        "gradient_checkpointing": side.checkpointing,
-        "gradient_checkpointing_kwargs": {"use_reentrant": False} if side.checkpointing else None,
+        "activation_checkpointing": side.checkpointing,
+        "activation_checkpointing_kwargs": {"use_reentrant": False} if side.checkpointing else None,
         "bf16": precision == "bf16",
         "fp16": precision == "fp16",
         "use_cpu": device.type == "cpu",
@@ -95,8 +99,6 @@ def arguments(
 
 
 def world_size() -> int:
-    import os
-
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -159,30 +161,30 @@ def train(
 
     `build(folder)` makes the Trainer, whose checkpoints go to `folder`. Interrupted after a stop, with all saved.
     """
+    from transformers import PrinterCallback
+
     slot = run.slot(recipe, parents)
     with slot, run.progress(steps, stage, "steps") as bar:
-        warmup = math.ceil(settings.warmup_fraction * steps)
-        run.watch_health(Schedule("cosine", settings.lr, 0.0, warmup, 0, steps), 1, 2, precision=precision_of(side))
         trainer = build(slot.path)
+        schedule = Schedule("cosine", settings.lr, 0.0, math.ceil(settings.warmup_fraction * steps), 0, steps)
+        run.watch_health(schedule, 1, trainer.model.config.vocab_size, precision=precision_of(side))
         watch = watcher(run, bar, on_save)
         trainer.add_callback(watch)
-        trainer.remove_callback("PrinterCallback")
-        resume = last_checkpoint(slot.path)
-        if resume is None and trainer.eval_dataset is not None:
-            trainer.evaluate()
+        trainer.remove_callback(PrinterCallback)
+        resume, before = last_checkpoint(slot.path), slot.path / BEFORE
+        if not before.is_file():
+            write_json(before, readings(trainer.evaluate()))
         trainer.train(resume_from_checkpoint=resume)
         if watch.stopped:
             raise Interrupted("stopped; the same command resumes from its checkpoint")
-        result = trainer.evaluate() if trainer.eval_dataset is not None else {}
+        after = readings(trainer.evaluate())
         if not run.main:
             return
         with new_dir(out) as folder:
-            trainer.model.save_pretrained(folder, safe_serialization=True)
+            trainer.model.save_pretrained(folder)
             facts = {"method": side.method, "base": side.base, "recipe": dict(recipe)}
             write_manifest(folder, kind=KIND, version=VERSION, counts={"steps": steps}, parents=dict(parents), **facts)
         slot.mark_done()
-    history = [row for row in trainer.state.log_history if "train_runtime" not in row]
-    validations = [{"step": row["step"], **readings(row)} for row in history if any(k.startswith("eval_") for k in row)]
-    run.metrics({"steps": steps, "validation": readings(result), "validations": validations})
-    losses = [{"step": row["step"], "loss": row["loss"]} for row in history if "loss" in row]
-    run.plot(stage.replace("-", "_"), losses)
+    losses = [row for row in trainer.state.log_history if "loss" in row]
+    run.plot(stage, [{"step": row["step"], "loss": row["loss"]} for row in losses])
+    run.metrics({"steps": steps, "before": read_json(before), "after": after})
