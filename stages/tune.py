@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.artifacts import manifest_digest, read_manifest
+from athanor.model.device import prepare
+from athanor.runtime.machine import machine
 from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
 from athanor.tuning import model, trainer
@@ -22,6 +24,8 @@ def run(run: Run) -> None:
     rows = read_manifest(DATA, "tune-data", 1)
     parents = {"base": model.base_digest(side.base), "data": manifest_digest(DATA)}
     recipe = {"side": {**dataclasses.asdict(side), "base": ""}, "tune": dataclasses.asdict(params)}
+    local = machine()
+    device = prepare(local.device, local.threads)
     steps = max(1, math.floor(params.epochs * math.ceil(rows["counts"]["train"] / params.rows_per_step)))
 
     def build(folder: Path) -> Any:
@@ -38,7 +42,7 @@ def run(run: Run) -> None:
         if side.checkpointing:
             causal.enable_input_require_grads()
         data = load_dataset("parquet", data_files={s: str(DATA / f"{s}.parquet") for s in ("train", "val")})
-        settings = trainer.arguments(params, side, params.rows_per_step, steps, folder)
+        settings = trainer.arguments(params, side, params.rows_per_step, steps, folder, device.type)
         return Trainer(
             causal,
             TrainingArguments(**settings, train_sampling_strategy="group_by_length"),

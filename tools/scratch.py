@@ -27,10 +27,9 @@ from athanor.runtime import presets
 from athanor.runtime.facts import Graph
 from athanor.runtime.schema import check_values
 
-CODE = ("athanor", "stages", "battery", "corpus", "recipes", "rl", "tools", "dvc.yaml")
+CODE = ("athanor", "stages", "battery", "corpus", "recipes", "tools", "dvc.yaml")
 MICRO = Path("presets/micro.yaml")
 ROWS, GROUP_ROWS, ROW_BYTES = 600, 20, 3000
-PAIRS = "pairs.jsonl"
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -67,8 +66,6 @@ class Scratch:
     def __init__(self, root: Path, base: Path) -> None:
         self.base, self.params = base, presets.values(root / MICRO)
         self.code = base / "code"
-        pairs = {"type": "pairs", "name": "pairs", "files": PAIRS}
-        self.params["dpo_data"] = {"seed": 1, "val_fraction": 0.2, "sources": [pairs]}
         check_values(self.params)
         self.code.mkdir(parents=True)
         for name in CODE:
@@ -80,8 +77,6 @@ class Scratch:
             else:
                 shutil.copy(source, self.code / name)
         self.graph = Graph(self.code)
-        for path in sorted((self.code / "rl").glob("*.yaml")):  # side graphs, whose stages are drilled, too
-            self.graph.stages |= read_yaml(path)["stages"]
         self.inputs: Path | None = None
 
     def write_params(self, folder: Path, values: Mapping[str, Any]) -> None:
@@ -117,7 +112,6 @@ class Scratch:
             (path / name).symlink_to(self.inputs / name)
         if stage == "download":
             write_dataset(path / "set")
-        write_pairs(path / PAIRS)
         return path
 
     def _data(self, stage: str) -> list[str]:
@@ -154,10 +148,8 @@ def drill_params(stage: str, values: Mapping[str, Any], longer: int) -> dict[str
     changed: dict[str, Any] = json.loads(json.dumps(values))
     if stage == "pretrain":
         changed["pretrain"]["tokens"] *= longer
-    elif stage in ("sft", "dpo"):
+    elif stage == "sft":
         changed[stage]["epochs"] *= longer
-    elif stage == "grpo":
-        changed["grpo"]["steps"] *= longer
     else:
         source = read_yaml(Path(__file__).with_name("drill") / "source.yaml")
         changed["download"]["sources"] = [source]
@@ -182,9 +174,3 @@ def write_dataset(folder: Path) -> None:
             words = draw.randbytes(ROW_BYTES // 2 if row % 9 else 20).hex()
             rows.append(" ".join(words[at : at + 7] for at in range(0, len(words), 7)))
         pq.write_table(pa.table({"text": rows}), folder / f"{number}.parquet", row_group_size=GROUP_ROWS)
-
-
-def write_pairs(path: Path) -> None:
-    """A better and a worse answer to each of some questions."""
-    rows = [{"prompt": f"Name {n}", "chosen": f"It is {n}.", "rejected": f"{n} or not"} for n in range(100, 260)]
-    write_text(path, "".join(json.dumps(row) + "\n" for row in rows))

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from athanor.base.work import Facts, ignore
 from athanor.chat_data.gates import check_shares
 from athanor.chat_data.params import SftDataParams
+from athanor.chat_data.rendering import Renderer, render, supervised_turns
 from athanor.data.order import permutation
 from athanor.data.rows import fit_turns
 from athanor.text import habits
-from athanor.text.conversations import Conversation, Messages
+from athanor.text.conversations import Conversation
 from athanor.text.questions import Taught, last_pair
-from athanor.tokenizer import chat
 from athanor.tokenizer.tokenizer import Tokenizer
 from athanor.words.decontaminate import ItemIndex
 
@@ -43,17 +43,6 @@ OWN_HABITS = ("refusal_opening", "cut_answer")  # what a person wrote is not cut
 # In the order in which they take place.
 REASONS = (*FILTERS, "in_better_source", "duplicates", "too_long", "truncated", "contaminated", "over_cap")
 OWN_REASONS = ("contradicted",)  # where there are conversations of one's own
-
-
-class Renderer(Protocol):
-    """A chat template that is not our own: of another model."""
-
-    def render(self, messages: Messages) -> tuple[list[int], list[int]]: ...
-
-
-def render(tokenizer: Tokenizer | Renderer, messages: Messages) -> tuple[list[int], list[int]]:
-    """Ids of a conversation and its loss mask, by our own template or another one."""
-    return chat.render(tokenizer, messages) if isinstance(tokenizer, Tokenizer) else tokenizer.render(messages)
 
 
 @dataclass(frozen=True)
@@ -245,16 +234,9 @@ def encode(
             continue
         if length < len(ids):
             dropped[row.source]["truncated"] += 1
-            row = replace(row, messages=_turns(row.messages, mask[:length]))
+            row = replace(row, messages=supervised_turns(row.messages, mask[:length]))
         encoded.append(Encoded(row, np.array(ids[:length], np.uint32), np.array(mask[:length], np.uint8)))
     return encoded
-
-
-def _turns(messages: Messages, mask: Sequence[int]) -> Messages:
-    """The messages of a row that was cut: up to as many answers as it supervises."""
-    answers = [number for number, message in enumerate(messages) if message.role == "assistant"]
-    supervised = sum(one and not before for before, one in zip([0, *mask], mask, strict=False))
-    return messages[: answers[supervised - 1] + 1]
 
 
 def cap_supervised(

@@ -10,16 +10,12 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from athanor.base.artifacts import new_dir, read_json, write_json, write_manifest
 from athanor.base.errors import Interrupted
-from athanor.model.device import prepare
-from athanor.runtime.machine import machine
-from athanor.runtime.progress import Progress
-from athanor.runtime.run import Run
 from athanor.training.schedule import Schedule
 from athanor.tuning.model import precision_of
 from athanor.tuning.params import SideParams, TrainerParams
@@ -62,11 +58,10 @@ def readings(logs: Mapping[str, Any]) -> dict[str, float]:
 
 
 def arguments(
-    settings: TrainerParams, side: SideParams, rows_per_step: int, steps: int, folder: Path
+    settings: TrainerParams, side: SideParams, rows_per_step: int, steps: int, folder: Path, device: str
 ) -> dict[str, Any]:
-    """Keyword arguments of TrainingArguments, SFTConfig, DPOConfig and GRPOConfig alike."""
-    local, precision = machine(), precision_of(side)
-    device = prepare(local.device, local.threads)
+    """Keyword arguments of TrainingArguments, DPOConfig and GRPOConfig alike. `device`: its type."""
+    precision = precision_of(side)
     at_once = min(settings.rows_at_once, rows_per_step // world_size())
     return {
         "output_dir": str(folder),
@@ -84,8 +79,8 @@ def arguments(
         "activation_checkpointing_kwargs": {"use_reentrant": False} if side.checkpointing else None,
         "bf16": precision == "bf16",
         "fp16": precision == "fp16",
-        "use_cpu": device.type == "cpu",
-        "dataloader_pin_memory": device.type == "cuda",
+        "use_cpu": device == "cpu",
+        "dataloader_pin_memory": device == "cuda",
         "save_steps": max(1, steps // settings.saves),
         "eval_strategy": "steps",
         "eval_steps": max(1, steps // settings.saves),
@@ -102,7 +97,29 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def watcher(run: Run, bar: Progress, on_save: Callable[[int, Path], None] = lambda step, folder: None) -> Any:
+class Run(Protocol):
+    """What a training asks of its stage's run."""
+
+    main: bool
+
+    def log(self, step: int, **values: float) -> None: ...
+    def stop_requested(self) -> bool: ...
+    def save_requested(self) -> bool: ...
+    def metrics(self, values: dict[str, Any]) -> None: ...
+    def plot(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None: ...
+    def progress(self, total: float | None, desc: str = "", unit: str = "") -> Any: ...
+    def slot(self, params: Mapping[str, Any], inputs: Mapping[str, str]) -> Any: ...
+    def watch_health(
+        self,
+        schedule: Any,
+        batch_tokens: int,
+        vocab_size: int,
+        cooldown_data: bool = False,
+        precision: str | None = None,
+    ) -> None: ...
+
+
+def watcher(run: Run, bar: Any, on_save: Callable[[int, Path], None] = lambda step, folder: None) -> Any:
     """The callback that writes our journal, asks the health rules, and stops and saves on our signals."""
     from transformers import TrainerCallback
 

@@ -9,8 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # From what is used to what uses it. A folder may import those before it.
 ORDER = (
     "base", "text", "words", "model", "data", "tokenizer", "quality", "sources", "classifiers", "cleaning",
-    "tokenizer_training", "sharding", "chat_data", "preferences", "training", "decoding", "evaluation", "rewards", "policy",
-    "export", "adapters",
+    "tokenizer_training", "sharding", "chat_data", "training", "decoding", "evaluation", "rewards", "export", "tuning",
     "synthesis", "hardware", "monitor", "troubles", "runtime", "sizing", "origins", "catalog", "serving", "stages", "cli",
 )  # fmt: skip
 WATCHERS = (

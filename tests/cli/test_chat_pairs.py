@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from athanor.preferences.pairs import read_pairs
+from athanor.preferences.params import PairsSource
 from ruamel.yaml import YAML
 
 from athanor.base import strict
-from athanor.preferences.pairs import read_pairs
-from athanor.preferences.params import PairsSource
 from tests.cli.test_chat_data import athanor, corrected, feedback  # noqa: F401  fixtures
 from tests.serving.judging import again, asked, judge
 

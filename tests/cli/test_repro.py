@@ -187,61 +187,67 @@ while not pathlib.Path("end").exists():
 
 
 @pytest.fixture
-def foreign(tmp_path) -> Clone:
-    """A checkout whose params.yaml names a base, with graphs of the real stages' names that only copy files."""
+def tuning(tmp_path) -> Clone:
+    """A checkout with a base of another model, and a graph of the real stages' names that only copies files."""
     values = presets.values(ROOT / "presets" / "micro.yaml")
-    values["sft"]["base"], values["sft_data"]["replay_share"] = "base", 0.0
+    values["side"]["base"] = "theirs"
     YAML().dump(values, tmp_path / "params.yaml")
-    for name in ("base", "foreign"):
+    for name in ("theirs", "side"):
         (tmp_path / name).mkdir()
-    (tmp_path / "base/config.json").write_text("{}")
+    (tmp_path / "theirs/config.json").write_text("{}")
+    (tmp_path / "theirs/model.safetensors").write_text("weights")
     (tmp_path / "source").write_text("s")
+    (tmp_path / "tune.json").write_text(json.dumps({"steps": 2, "before": {"val_loss": 3}, "after": {"val_loss": 2}}))
 
-    def stages(*rows: tuple[str, str, str]) -> dict[str, object]:
-        return {name: {"cmd": f"cp {dep} {out}", "deps": [dep], "outs": [out]} for name, dep, out in rows}
+    def stages(*rows: tuple[str, str, str]) -> dict[str, dict[str, object]]:
+        return {name: {"cmd": f"cp -r {dep} {out}", "deps": [dep], "outs": [out]} for name, dep, out in rows}
 
-    main = stages(("download", "source", "raw"), ("pretrain", "raw", "model"))
-    tuned = stages(("lora-data", "raw", "rows"), ("lora", "rows", "tuned"), ("lora-export", "tuned", "out"))
-    (tmp_path / "dvc.yaml").write_text(json.dumps({"stages": main}))
+    tuned = stages(("tune-data", "raw", "rows"), ("tune", "rows", "tuned"), ("tune-export", "tuned", "out"))
+    tuned["tune"] |= {"cmd": "mkdir -p metrics; cp tune.json metrics; cp rows tuned"}
+    tuned["tune"]["deps"] = ["rows", "side.base"]
     graph = {"stages": {name: {"wdir": "..", **stage} for name, stage in tuned.items()}}
-    (tmp_path / "foreign/lora.yaml").write_text(json.dumps(graph))
+    (tmp_path / "dvc.yaml").write_text(json.dumps({"stages": stages(("download", "source", "raw"))}))
+    YAML().dump(graph, tmp_path / "side/tune.yaml")
     clone = Clone(tmp_path)
     clone.run("git", "init", "-q")
     clone.dvc("init", "-q")
     return clone
 
 
-def test_repro_targets_of_a_foreign_base(foreign):
-    """`athanor repro download` once trained as well, and `athanor repro lora` was an unknown target."""
-
-    def ran(*words: str) -> list[str]:
-        said = foreign.run(*REPRO, *words, **QUIET).stdout
-        assert not (foreign.path / "foreign/dvc.yaml").exists()
-        return [name.removeprefix("foreign/dvc.yaml:") for name in re.findall(r"Running stage '([^']+)'", said)]
-
-    assert ran("download") == ["download"]
-    assert ran("lora") == ["lora-data", "lora"]
-    assert ran() == ["lora-export"]
-    assert ran("--force", "--single-item", "lora") == ["lora"]
+def ran(clone: Clone, *words: str) -> list[str]:
+    said = clone.run(sys.executable, "-m", "athanor", "side", "tune", *words, **QUIET).stdout
+    assert not (clone.path / "side/dvc.yaml").exists()
+    return [name.removeprefix("side/dvc.yaml:") for name in re.findall(r"Running stage '([^']+)'", said)]
 
 
-def test_a_sigterm_leaves_no_graph_of_the_base_behind(foreign):
+def test_a_side_graph_runs_what_its_base_and_what_is_before_it_changed(tuning):
+    assert ran(tuning) == ["download", "tune-data", "tune", "tune-export"]
+    assert ran(tuning) == []
+    (tuning.path / "theirs/model.safetensors").write_text("others")
+    assert ran(tuning) == ["tune"]  # its bytes come out equal
+    assert ran(tuning, "--force") == ["tune"]
+    (tuning.path / "theirs/config.json").unlink()
+    done = tuning.run(sys.executable, "-m", "athanor", "side", "tune", check=False, **QUIET)
+    assert done.returncode == 1 and "side.base: theirs" in done.stderr
+
+
+def test_a_sigterm_leaves_no_side_graph_behind(tuning):
     """`dvc status` and plain `dvc repro` read a graph that is left lying there."""
-    (foreign.path / "held.py").write_text(HELD)
-    graph = read_yaml(foreign.path / "foreign/lora.yaml")
-    graph["stages"]["lora"]["cmd"] = "python held.py && cp rows tuned"
-    (foreign.path / "foreign/lora.yaml").write_text(json.dumps(graph))
-    child = subprocess.Popen(REPRO, cwd=foreign.path, env=environment(**QUIET), stdout=subprocess.DEVNULL)
+    (tuning.path / "held.py").write_text(HELD)
+    path = tuning.path / "side/tune.yaml"
+    path.write_text(path.read_text().replace("mkdir -p metrics;", "python held.py;"))
+    command = [sys.executable, "-m", "athanor", "side", "tune"]
+    child = subprocess.Popen(command, cwd=tuning.path, env=environment(**QUIET), stdout=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 60
-        while not (foreign.path / "at_work").exists():
+        while not (tuning.path / "at_work").exists():
             assert child.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
-        assert (foreign.path / "foreign/dvc.yaml").exists()
+        assert (tuning.path / "side/dvc.yaml").exists()
         child.terminate()
-        assert child.wait(60) != 0 and not (foreign.path / "foreign/dvc.yaml").exists()
+        assert child.wait(60) != 0 and not (tuning.path / "side/dvc.yaml").exists()
     finally:
-        (foreign.path / "end").touch()
+        (tuning.path / "end").touch()
 
 
 # -- --supervise: what died is started again, three times at most; what said why it ended is not --------------------------

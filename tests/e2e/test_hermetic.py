@@ -59,10 +59,9 @@ def test_a_parameter_that_no_stage_reads_is_named(executed, micro, tmp_path):
     reads |= {name for run in other_sources(micro, tmp_path) for name in run.reads}
     # The model's shape is copied into a ModelConfig; reading that one is reading the parameter.
     reads |= {f"ModelParams.{field}" for field in fields_of(ModelParams) if f"ModelConfig.{field}" in reads}
-    # These are read by side stages, which test_probe_lr_stage.py, test_synthesize_stage.py, test_lora_stages.py and
-    # test_rl.py run.
+    # These are read by side stages, which have tests of their own.
     # Those of a remote source need a store: test_sources_remote.py.
-    side = ("probe_lr", "synthetic", "lora", "grpo_data", "grpo", "dpo_data", "dpo")
+    side = ("probe_lr", "synthetic", "side", "tune", "grpo_data", "grpo", "dpo_data", "dpo")
     used = {cls for section, schema in schemas().items() if section not in side for cls in classes(schema)}
     known = {f"{cls.__name__}.{field}" for cls in used if cls is not RemoteSource for field in fields_of(cls)}
     assert len(known) > 130

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.adapters import tiny
 
 from athanor.base.artifacts import read_json
 from athanor.runtime import presets
 from athanor.runtime.schema import FOREIGN_STAGES
 from athanor.training.sft_params import SCRATCH
-from tests.adapters import tiny
 from tests.e2e import hub
 from tests.e2e.clone import ROOT, STAGES, commit, make_clone
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from athanor.adapters.foreign import ForeignConfig
 from athanor.base.artifacts import read_json, write_json
 from athanor.cli import cli
 from athanor.cli.doctor.checks import hardware_profile
@@ -185,9 +184,8 @@ def test_a_kernel_that_this_torch_lacks_is_no_error(monkeypatch):
 
 def test_another_process_measures_and_ends(here):
     how = {"precision": "fp32", "batch_tokens": 256, "bounds": BRIEF}
-    foreign = ForeignConfig(**TINY.to_dict(), base_count=9, adapters=1)
-    found = measure.in_subprocess(foreign, CPU, 1, here, **how)
-    assert found["fingerprint"] == profile.fingerprint(foreign, CPU, 1) and found["products"]["gflops"]["fp32"]
+    found = measure.in_subprocess(TINY, CPU, 1, here, **how)
+    assert found["fingerprint"] == profile.fingerprint(TINY, CPU, 1) and found["products"]["gflops"]["fp32"]
     with pytest.raises(RuntimeError, match="KeyError: 'fp7'"):
         measure.in_subprocess(TINY, CPU, 1, here, **{**how, "precision": "fp7"})
 

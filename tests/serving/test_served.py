@@ -8,8 +8,8 @@ import shutil
 
 import pytest
 import torch
-
 from athanor.adapters.gguf_lora import write_lora
+
 from athanor.base.errors import InputError
 from athanor.catalog.running import Catalog
 from athanor.serving.models import MemoryHeld, Models, NoModel, fit_cache

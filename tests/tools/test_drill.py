@@ -201,7 +201,7 @@ def test_samples_must_go_on_at_the_checkpoint_without_a_gap():
     [
         (
             ("--stages", "sft,eval"),
-            "--stages: 'eval' is no resumable stage. Fix: use pretrain, sft, grpo, dpo, download",
+            "--stages: 'eval' is no resumable stage. Fix: use pretrain, sft, download",
         ),
         (("--kills", "0"), "--kills: 0 is out of range. Fix: use a value ≥ 1"),
         (("--inputs", "/nowhere"), "/nowhere/data/shards: not found. Fix: build it there (dvc repro pretrain)"),

@@ -1,6 +1,6 @@
 """Kill resumable stages again and again, at bad moments and worse ones, and compare every byte with a quiet run.
 
-    python -m tools.drill [--stages pretrain,sft,grpo,dpo,download] [--kills N] [--seed S] [--keep DIR]
+    python -m tools.drill [--stages pretrain,sft,download] [--kills N] [--seed S] [--keep DIR]
                             [--inputs DIR]
 
 For each stage: one uninterrupted run as a process of its own, then rounds in

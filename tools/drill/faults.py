@@ -29,7 +29,7 @@ HURRY = 4.0
 SLOTS, RUNS, OUTPUTS = ".athanor/slots/", ".athanor/runs/", ("data/", "models/", "metrics/", "plots/")
 
 
-TRAINING = ("pretrain", "sft", "grpo", "dpo")
+TRAINING = ("pretrain", "sft")
 STAGES = (*TRAINING, "download")
 
 # Kinds of death in the order of the table, in words. Names up to "after-done" are points of `Watch`.

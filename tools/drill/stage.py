@@ -283,12 +283,8 @@ class Drill:
 
 
 def unit(stage: str, params: dict[str, Any]) -> int:
-    """Tokens of a step; of grpo a whole context for each answer. 1 where a stage counts rows."""
-    section = params[stage]
-    if stage == "grpo":
-        answers = section["questions_per_step"] * section["answers_per_question"]
-        return int(answers * params["model"]["context_tokens"])
-    return int(section.get("batch_tokens", 1))
+    """Tokens of a step; 1 where a stage counts rows."""
+    return int(params[stage].get("batch_tokens", 1))
 
 
 def _rows_of_whole_tasks(folder: Path) -> int:
