@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,12 +15,12 @@ from athanor.policy.objectives import Grpo
 from athanor.policy.params import GrpoParams
 from athanor.policy.rollouts import Asker, Rollouts, scores
 from athanor.rewards.params import KIND, VERSION
+from athanor.rewards.shipped import item_of
 from athanor.runtime import choices
 from athanor.runtime.hooks import bases, hooks, with_rates
 from athanor.runtime.machine import machine
 from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
-from athanor.text.conversations import read_items
 from athanor.tokenizer.chat import check_made_with
 from athanor.tokenizer.tokenizer import Tokenizer
 from athanor.training.loop import train
@@ -34,7 +35,10 @@ BASE, DATA, TOKENIZER, OUT = Path("models/sft"), Path("data/grpo"), Path("models
 def run(run: Run) -> None:
     params, local, tokenizer = run.params("grpo", GrpoParams), machine(), Tokenizer.load(TOKENIZER)
     read_manifest(DATA, KIND, VERSION)
-    items, held_out = (list(read_items(DATA / f"{split}.jsonl")) for split in ("train", "val"))
+    items, held_out = (
+        [item_of(json.loads(line)["item"]) for line in (DATA / f"{split}.jsonl").read_text("utf-8").splitlines()]
+        for split in ("train", "val")
+    )
     config, base_facts = load_config(BASE)
     check_made_with(base_facts, tokenizer, where=str(BASE), fix="dvc repro")
     parents = {"base": manifest_digest(BASE), "data": manifest_digest(DATA), "tokenizer": manifest_digest(TOKENIZER)}

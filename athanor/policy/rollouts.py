@@ -30,8 +30,8 @@ from athanor.decoding.sampling import GREEDY, Sampling
 from athanor.model.loss import targets, token_losses
 from athanor.model.precision import autocast
 from athanor.model.transformer import Transformer
-from athanor.policy.params import GrpoParams
 from athanor.policy.paid import Rollout, total
+from athanor.policy.params import GrpoParams
 from athanor.text.conversations import Item
 from athanor.tokenizer.chat import prompt_ids
 from athanor.tokenizer.tokenizer import Tokenizer

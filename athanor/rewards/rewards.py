@@ -37,9 +37,8 @@ class Reward(NamedTuple):
             if not 0 <= value <= 1:
                 raise ValueError(f"returned {value}, which is not from 0 to 1")
         except Exception as error:
-            raise InputError(
-                f"reward '{self.name}': {error!r:.200}", where=_place(error, self.file), fix="see docs/rewards.md"
-            ) from error
+            what = f"reward '{self.name}' on {reply!r:.80}: {error!r:.200}"
+            raise InputError(what, where=_place(error, self.file), fix="see docs/rewards.md") from error
         return float(value)
 
 
