@@ -62,7 +62,8 @@ def arguments(
 ) -> dict[str, Any]:
     """Keyword arguments of TrainingArguments, DPOConfig and GRPOConfig alike. `device`: its type."""
     precision = precision_of(side)
-    at_once = min(settings.rows_at_once, rows_per_step // world_size())
+    share = rows_per_step // world_size()
+    at_once = max(n for n in range(1, settings.rows_at_once + 1) if share % n == 0 or n == 1)  # a divisor
     return {
         "output_dir": str(folder),
         "seed": settings.seed,
@@ -74,7 +75,7 @@ def arguments(
         "max_steps": steps,
         "per_device_train_batch_size": at_once,
         "per_device_eval_batch_size": at_once,
-        "gradient_accumulation_steps": max(1, rows_per_step // (at_once * world_size())),
+        "gradient_accumulation_steps": max(1, share // at_once),
         "activation_checkpointing": side.checkpointing,
         "activation_checkpointing_kwargs": {"use_reentrant": False} if side.checkpointing else None,
         "bf16": precision == "bf16",
