@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from athanor.base.artifacts import new_dir, write_manifest, write_text
+from athanor.base.artifacts import new_dir, write_manifest
 from athanor.base.errors import InputError, Interrupted, ParamsError
-from athanor.base.work import Facts
 from athanor.chat_data.params import SftDataParams
 from athanor.runtime import redact
 from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
-from athanor.synthesis import sift
-from athanor.synthesis.endpoint import Halt, Ledger, asker, is_local, key_from
+from athanor.synthesis.endpoint import Halt, Ledger, asker, key_from
 from athanor.synthesis.params import SyntheticParams
 from athanor.synthesis.requests import Request, plan_requests
+from athanor.synthesis.sift import check, parse, sift
+from athanor.text.conversations import write_rows
 from athanor.words.decontaminate import ItemIndex
 
 CLEAN, BATTERY, OUT = Path("data/clean"), Path("data/battery"), Path("data/synthetic")
@@ -32,25 +31,17 @@ def run(run: Run) -> None:
     params, rules = run.params("synthetic", SyntheticParams), run.params("sft_data", SftDataParams).decontamination
     if params.model is None:
         raise ParamsError("names no model", where="synthetic.model", fix="set it to one that synthetic.base_url serves")
-    is_local(params.base_url)
     requests, ledger = plan_requests(params, CLEAN / "train"), Ledger(run.anchor / LOG, params)
-    failed = ask(run, params, requests, ledger)
-    replies = {request: sift.parse(text) for request in requests if (text := ledger.replies.get(request.identity))}
-    malformed = failed.total() + sum(not found for found in replies.values())
-    chats = [chat for found in replies.values() for chat in found]
-    index = ItemIndex.read(BATTERY / "items.jsonl", rules)
-    reasons = sift.reasons(chats, index, rules.max_ngram_conversations)
-    measures = sift.measure(chats, reasons, len(replies) + failed.total(), malformed)
-    rows = [row_of(request, chat) for request, found in replies.items() for chat in found]
-    judged = list(zip(rows, reasons, strict=True))
-    left_out = [{**row, "reason": reason} for row, reason in judged if reason]
-    write_text(run.anchor / LOG / f"{params.name}.left-out.jsonl", lines(left_out))
+    failed = ask(run, params, requests, ledger).total()
+    parsed = {request: parse(text) for request in requests if (text := ledger.replies.get(request.identity))}
+    malformed = failed + sum(not found for found in parsed.values())
+    rows = sift(parsed, ItemIndex.read(BATTERY / "items.jsonl", rules), rules.max_ngram_conversations)
+    write_rows(ledger.path.with_name(f"{params.name}.left-out.jsonl"), (row for row in rows if row.left_out))
     run.note(f"replies and conversations left out are in {LOG}")
-    sift.check(params.gates, measures)
-    counts = {"requests": len(requests), "replies": len(replies), "malformed": malformed, "left_out": len(left_out)}
-    counts["kept"] = len(rows) - len(left_out)
+    measures = check(params.gates, rows, len(parsed) + failed, malformed)
+    counts = {"requests": len(requests), "replies": len(parsed), "malformed": malformed, "conversations": len(rows)}
     with new_dir(OUT) as out:
-        write_text(out / f"{params.name}.jsonl", lines(row for row, reason in judged if not reason))
+        counts["kept"] = write_rows(out / f"{params.name}.jsonl", (row for row in rows if not row.left_out))
         facts = {name: getattr(params, name) for name in ("api", "base_url", "model", "license")}
         write_manifest(out, kind=KIND, version=VERSION, counts=counts, measures=measures, **facts)
     run.metrics({**counts, "measures": measures})
@@ -87,16 +78,6 @@ def ask(run: Run, params: SyntheticParams, requests: Sequence[Request], ledger: 
     for why, count in failed.most_common(3):
         run.note(f"{count} requests have no reply: {why}")
     return failed
-
-
-def row_of(request: Request, chat: sift.Messages) -> Facts:
-    """A line of the result: `messages` for training, and where they come from."""
-    names = ("category", "identity", "document", "document_license")
-    return {"messages": [vars(message) for message in chat], **{name: getattr(request, name) for name in names}}
-
-
-def lines(rows: Iterable[Facts]) -> str:
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 if __name__ == "__main__":

@@ -166,12 +166,11 @@ def asker(params: SyntheticParams, key: str, ledger: Ledger) -> Callable[[Reques
         timeout=params.timeout_seconds,
         max_retries=MAX_RETRIES,
     )
-    answer = _anthropic if is_anthropic else _openai
 
     def ask(request: Request) -> str:
         current.request = request
         try:
-            text, used = answer(client, params, request)
+            text, used = _answer(client, params, request)
             ledger.enter("answer", request, text=text.replace(key, "***"), used=used)
         except Exception as error:  # of the SDK, or a reply of another shape
             why = f"{type(error).__name__}: {error}"[:500].replace(key, "***")
@@ -182,17 +181,13 @@ def asker(params: SyntheticParams, key: str, ledger: Ledger) -> Callable[[Reques
     return ask
 
 
-def _anthropic(client: Any, params: SyntheticParams, request: Request) -> tuple[str, int]:
-    """Text of the reply, and the tokens used."""
+def _answer(client: Any, params: SyntheticParams, request: Request) -> tuple[str, int | None]:
+    """Text of a reply, and the tokens used; any exception for a reply of another shape."""
     user = {"role": "user", "content": request.user}
-    limits = {"model": params.model, "max_tokens": params.max_output_tokens}
-    reply = client.messages.create(system=request.system, messages=[user], **limits)
-    return reply.content[0].text, reply.usage.input_tokens + reply.usage.output_tokens
-
-
-def _openai(client: Any, params: SyntheticParams, request: Request) -> tuple[str, int | None]:
-    """Text of the reply, and the tokens used."""
-    messages = [{"role": "system", "content": request.system}, {"role": "user", "content": request.user}]
+    if params.api == "anthropic":
+        limits = {"model": params.model, "max_tokens": params.max_output_tokens}
+        reply = client.messages.create(system=request.system, messages=[user], **limits)
+        return reply.content[0].text, reply.usage.input_tokens + reply.usage.output_tokens
     limits = {"model": params.model, params.output_limit: params.max_output_tokens}
-    reply = client.chat.completions.create(messages=messages, **limits)
+    reply = client.chat.completions.create(messages=[{"role": "system", "content": request.system}, user], **limits)
     return reply.choices[0].message.content, reply.usage and reply.usage.total_tokens

@@ -17,7 +17,6 @@ from athanor.text.documents import read_sources
 # Chat templates add roles and separators to what is sent: this many tokens at most, for two messages.
 TEMPLATE_TOKENS = 64
 MIN_PASSAGE_CHARS = 300
-MIN_FILLED = 0.6  # of passage_chars: a passage of that length may end with its paragraph, a shorter one within it
 SYSTEM = """You write training conversations for a small language model.
 Answer with JSON and nothing else: no word before it or after it, no code fence.
 Its form: {{"conversations": [{{"messages": [{{"role": "user", "content": "..."}}, {{"role": "assistant", "content": "..."}}]}}]}}
@@ -64,13 +63,12 @@ def _passages(params: SyntheticParams, folder: Path) -> Iterator[tuple[int, str,
     One passage of every document comes before the second of any, by hashes of seed and content: so a corpus that grows
     changes few requests.
     """
-    most = params.passage_chars - 1
-    pattern = re.compile(rf"\S(?:.{{{int(MIN_FILLED * most)},{most}}}(?=\n\n|\Z)|.{{,{most}}}(?=\s|\Z))", re.DOTALL)
+    pattern = re.compile(rf"\S.{{{MIN_PASSAGE_CHARS - 1},{params.passage_chars - 1}}}(?=\s|\Z)", re.DOTALL)
     for document in read_sources(folder):
         if params.sources is None or document.source in params.sources:
-            texts = {text for text in pattern.findall(document.text) if len(text) >= MIN_PASSAGE_CHARS}
-            for number, rank in enumerate(sorted((digest([params.seed, text]), text) for text in texts)):
-                yield number, *rank, document.id, document.license
+            found = {(digest([params.seed, text]), text) for text in pattern.findall(document.text)}
+            for number, (rank, text) in enumerate(sorted(found)):
+                yield number, rank, text, document.id, document.license
 
 
 def _request(params: SyntheticParams, name: str, passage: str, document: str, license: str) -> Request:

@@ -6,10 +6,12 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from athanor.base.errors import GateError, InputError
 from athanor.cleaning import near
 from athanor.synthesis.params import SyntheticGates
+from athanor.synthesis.requests import Request
 from athanor.text import habits
 from athanor.text.conversations import Message, Messages, check_messages
 from athanor.words.decontaminate import ItemIndex
@@ -20,6 +22,18 @@ SIMILARITY = 0.8  # of near duplicates: Jaccard similarity of the 5-grams of wor
 CLAUSE = re.compile(r"[.,:;!?\n]")
 OPENING_WORDS = 3  # at most, of the first clause: "Great question!" is one, whatever follows
 OPENING_MIN_ANSWERS = 20  # of fewer, a few that begin alike prove nothing
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the result."""
+
+    messages: Messages
+    category: str
+    request: str
+    document: str
+    document_license: str
+    left_out: str | None  # why: habit, leaked or near_duplicate
 
 
 def parse(text: str) -> list[Messages]:
@@ -44,40 +58,36 @@ def answers(messages: Messages) -> list[str]:
     return [message.content for message in messages[1::2]]
 
 
-def reasons(chats: Sequence[Messages], index: ItemIndex, max_ngram_conversations: int) -> list[str | None]:
-    """For each conversation the reason to leave it out (habit, leaked, near_duplicate), or None."""
-    leaked = index.conversation_matches(chats, max_ngram_documents=max_ngram_conversations)
-    repeats = near.repeating([text_of(messages) for messages in chats], SIMILARITY)
-    found = []
-    for number, messages in enumerate(chats):
-        if any(has_habit(answer) for has_habit in HABITS for answer in answers(messages)):
-            found.append("habit")
-        else:
-            found.append("leaked" if leaked[number] else "near_duplicate" if number in repeats else None)
-    return found
+def sift(parsed: Mapping[Request, Sequence[Messages]], index: ItemIndex, max_ngram_conversations: int) -> list[Row]:
+    """A row of each conversation, with the reason to leave it out, if any."""
+    chats = [(request, messages) for request, found in parsed.items() for messages in found]
+    leaked = index.conversation_matches([chat for _, chat in chats], max_ngram_documents=max_ngram_conversations)
+    repeats = near.repeating([text_of(chat) for _, chat in chats], SIMILARITY)
+    rows = []
+    for number, (request, chat) in enumerate(chats):
+        habit = any(has_habit(answer) for has_habit in HABITS for answer in answers(chat))
+        why = "habit" if habit else "leaked" if leaked[number] else "near_duplicate" if number in repeats else None
+        rows.append(Row(chat, request.category, request.identity, request.document, request.document_license, why))
+    return rows
 
 
-def measure(chats: Sequence[Messages], why: Sequence[str | None], replies: int, malformed: int) -> dict[str, float]:
-    """The measure of each gate, over all well-formed conversations. `replies` are all, malformed and missing ones too."""
-    drops, total = Counter(why), max(len(chats), 1)
-    openings = Counter(
-        tuple(words_of(CLAUSE.split(answer.strip())[0])[:OPENING_WORDS])
-        for messages in chats
-        for answer in answers(messages)
-    )
-    return {
+def check(gates: SyntheticGates, rows: Sequence[Row], replies: int, malformed: int) -> dict[str, float]:
+    """Measures of all well-formed conversations; GateError with every gate that does not hold.
+
+    `replies` are all that were asked for, also those that did not come; `malformed` counts these, too.
+    """
+    drops, total = Counter(row.left_out for row in rows), max(len(rows), 1)
+    given = [answer for row in rows for answer in answers(row.messages)]
+    openings = Counter(tuple(words_of(CLAUSE.split(answer.strip())[0])[:OPENING_WORDS]) for answer in given)
+    measures = {
         "max_malformed_share": malformed / max(replies, 1),
         "max_habit_share": drops["habit"] / total,
         "max_leaked_share": drops["leaked"] / total,
         "max_near_duplicate_share": drops["near_duplicate"] / total,
-        "max_opening_share": max(openings.values(), default=0) / max(openings.total(), OPENING_MIN_ANSWERS),
-        "min_distinct_prompts": len({tuple(words_of(messages[0].content)) for messages in chats}) / total,
+        "max_opening_share": max(openings.values(), default=0) / max(len(given), OPENING_MIN_ANSWERS),
+        "min_distinct_prompts": len({tuple(words_of(row.messages[0].content)) for row in rows}) / total,
         "min_conversations": drops[None],
     }
-
-
-def check(gates: SyntheticGates, measures: Mapping[str, float]) -> None:
-    """GateError with every gate that does not hold."""
     failing = []
     for name, value in measures.items():
         limit = getattr(gates, name)
@@ -86,3 +96,4 @@ def check(gates: SyntheticGates, measures: Mapping[str, float]) -> None:
     if failing:
         fix = "change the tasks, the model or the gate (docs/synthetic.md, Gates); every reply is kept"
         raise GateError("synthetic data", ", ".join(failing), where="synthetic", fix=fix)
+    return measures

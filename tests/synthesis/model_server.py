@@ -55,8 +55,8 @@ class ModelServer:
     seen: list[str] = field(default_factory=list)  # of each request a hash of its body
     charged: Counter[str] = field(default_factory=Counter)  # replies, by that hash
     tokens: int = 0  # charged
-    headers: list[dict[str, str]] = field(default_factory=list)
-    paths: list[str] = field(default_factory=list)
+    keys: set[str] = field(default_factory=set)
+    paths: set[str] = field(default_factory=set)
     flying: int = 0
     most_flying: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -74,8 +74,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         identity = hashlib.sha256(raw).hexdigest()[:16]
         with model.lock:
             model.seen.append(identity)
-            model.headers.append(dict(self.headers))
-            model.paths.append(self.path)
+            model.keys.add(self.headers["x-api-key"] or self.headers["authorization"])
+            model.paths.add(self.path)
             number = len(model.seen)
             fault = model.script.pop(0) if model.script else None
             model.flying += 1

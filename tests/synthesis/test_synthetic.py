@@ -13,8 +13,8 @@ from athanor.base.strict import build
 from athanor.runtime import presets
 from athanor.synthesis.endpoint import is_local
 from athanor.synthesis.params import SyntheticGates, SyntheticParams
-from athanor.synthesis.requests import plan_requests
-from athanor.synthesis.sift import check, measure, parse, reasons
+from athanor.synthesis.requests import Request, plan_requests
+from athanor.synthesis.sift import check, parse, sift
 from athanor.text.conversations import Item, Message
 from athanor.text.documents import Document, write_shards
 from athanor.words.decontaminate import ItemIndex
@@ -37,21 +37,17 @@ def write_corpus(folder, count, words=60):
 def test_requests_are_all_different_and_a_longer_list_begins_with_the_shorter_one(tmp_path):
     folder = write_corpus(tmp_path / "a", 80)
     made = plan_requests(params(requests=60), folder)
-    assert len({r.identity for r in made}) == 60 and plan_requests(params(requests=17), folder) == made[:17]
-    assert len({r.document for r in made}) == 60  # one passage of each document before the second of any
-    assert min(Counter(r.category for r in made).values()) >= 6 and {r.document_license for r in made} == {"CC0-1.0"}
-    assert made != plan_requests(params(requests=60, seed=2), folder)
+    assert len({r.identity for r in made}) == len({r.document for r in made}) == 60
+    assert plan_requests(params(requests=17), folder) == made[:17]
+    assert min(Counter(r.category for r in made).values()) >= 6
     grown = plan_requests(params(requests=60), write_corpus(tmp_path / "b", 88))
     assert len({r.document for r in made} - {r.document for r in grown}) <= 8
-    assert made[0].identity != plan_requests(params(model="other"), folder)[0].identity
 
 
 def test_long_documents_give_several_passages_and_too_few_are_an_error(tmp_path):
     folder = write_corpus(tmp_path, 4, words=600)
-    made = plan_requests(params(passage_chars=1000), folder)
-    passages = [r.user.split("<text>\n")[1].split("\n</text>")[0] for r in made]
-    assert len({r.document for r in made}) == 4 and len(set(passages)) == 12
-    assert all(300 <= len(passage) <= 1000 for passage in passages)
+    passages = {r.user.split("<text>")[1] for r in plan_requests(params(passage_chars=1000), folder)}
+    assert len(passages) == 12 and all(300 <= len(passage) <= 1020 for passage in passages)
     for change in ({"requests": 200}, {"sources": ["web"]}):
         with pytest.raises(InputError, match="want a passage each"):
             plan_requests(params(**change), folder)
@@ -77,33 +73,24 @@ def test_parameters_that_cannot_work():
             is_local(url)
 
 
-GOOD = chat("q", "a")
-CHAT = (Message("user", "q"), Message("assistant", "a"))
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [
-        "Sure! " + json.dumps({"conversations": [GOOD]}),
-        json.dumps({"conversations": [GOOD]})[:-2],
-        "[" * 100_000,
-        [GOOD],
-        {"conversations": ["q"]},
-        {"conversations": [GOOD, {"messages": GOOD["messages"][:1]}]},
-        {"conversations": [{"messages": GOOD["messages"][::-1]}]},
-        {"conversations": [{"messages": [GOOD["messages"][0], {"role": "assistant", "content": " "}]}]},
-        {"conversations": [{"messages": [{"role": "system", "content": "s"}, *GOOD["messages"]]}]},
-        {"conversations": [{"messages": [{"role": "user", "content": ["q"]}, GOOD["messages"][1]]}]},
-        '{"conversations": [{"messages": [{"role": "user", "content": "\\ud800"}, {"role": "assistant", "content": "a"}]}]}',
-    ],
-)
-def test_a_reply_of_another_form_is_taken_for_nothing(reply):
-    assert parse(reply if isinstance(reply, str) else json.dumps(reply)) == []
-
-
-def test_good_replies():
-    text = json.dumps({"conversations": [GOOD, GOOD]}, indent=1)
-    assert parse(text) == parse(f"```json\n{text}\n```\n") == [CHAT, CHAT]
+def test_the_form_of_replies():
+    question, answer = chat("q", "a")["messages"]
+    good = json.dumps({"conversations": [{"messages": [question, answer]}]}, indent=1)
+    assert parse(good) == parse(f"```json\n{good}\n```\n") == [(Message("user", "q"), Message("assistant", "a"))]
+    empty, lone = ({"role": "assistant", "content": content} for content in (" ", "\ud800"))
+    system, parts = {"role": "system", "content": "s"}, {"role": "user", "content": ["q"]}
+    bad = (
+        [question],
+        [answer, question],
+        [question, empty],
+        [question, lone],
+        [system, question, answer],
+        [parts, answer],
+    )
+    for messages in bad:
+        assert parse(json.dumps({"conversations": [{"messages": [question, answer]}, {"messages": messages}]})) == []
+    for text in (f"Sure! {good}", good[:-2], "[" * 100_000, json.dumps([question]), '{"conversations": ["q"]}'):
+        assert parse(text) == []
 
 
 ITEM = "Name the largest of these seven numbers, please, and write it down as digits: 17 4 92 33 8 51 60"
@@ -117,16 +104,14 @@ HABITS = [
 ]
 
 
-def judged(found, malformed=0):
-    chats = [tuple(map(Message, ("user", "assistant"), talk)) for talk in found]
-    why = reasons(chats, INDEX, 10)
-    return why, measure(chats, why, len(chats) + malformed, malformed)
+def judged(found):
+    request = Request("c", 1, "", "", "", "", "")
+    return sift({request: [tuple(map(Message, ("user", "assistant"), talk)) for talk in found]}, INDEX, 10)
 
 
 def test_faults_are_left_out_by_name():
-    assert judged(FINE)[0] == [None] * 40
-    why, _ = judged([*FINE, *HABITS, [ITEM, "It is 92."], FINE[3]])
-    assert why[40:] == ["habit"] * 4 + ["leaked", "near_duplicate"]
+    rows = judged([*FINE, *HABITS, [ITEM, "It is 92."], FINE[3]])
+    assert [row.left_out for row in rows] == [None] * 40 + ["habit"] * 4 + ["leaked", "near_duplicate"]
 
 
 @pytest.mark.parametrize(
@@ -142,10 +127,9 @@ def test_faults_are_left_out_by_name():
     ],
 )
 def test_each_gate_fails_on_its_own_fault(gate, found, malformed):
-    _, measures = judged(found, malformed)
-    off = {name: 0.0 if name.startswith("min") else 1.0 for name in measures} | {"min_conversations": 1}
-    check(SyntheticGates(**off), measures)
-    usual = dataclasses.asdict(SyntheticGates(min_conversations=10))
-    check(SyntheticGates(**usual), judged(FINE)[1])
+    rows, usual = judged(found), dataclasses.asdict(SyntheticGates(min_conversations=10))
+    off = {name: 0.0 if name.startswith("min") else 1.0 for name in usual}
+    check(SyntheticGates(**off), rows, 40, malformed)
+    check(SyntheticGates(**usual), judged(FINE), 40, 0)
     with pytest.raises(GateError, match=rf"gates\.{gate}"):
-        check(SyntheticGates(**off | {gate: usual[gate]}), measures)
+        check(SyntheticGates(**off | {gate: usual[gate]}), rows, 40, malformed)
