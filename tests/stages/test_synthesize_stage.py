@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from athanor.base.artifacts import read_json, read_manifest, verify_files
+from athanor.base.artifacts import read_json, read_manifest
 from athanor.base.errors import AthanorError
 from athanor.runtime import presets
 from athanor.runtime.run import Run
@@ -90,15 +90,13 @@ def spent(folder: Path) -> Ledger:
 def test_every_request_is_answered_once(server, tmp_path, monkeypatch, api):
     folder = write_world(tmp_path / "work", f"{server.url}/v1/", api=api)
     assert here(folder, monkeypatch) == ""
-    assert set(server.charged.values()) == {1} and len(server.seen) == 20 and server.most_flying <= 3
-    assert server.paths == {"/v1/messages" if api == "anthropic" else "/v1/chat/completions"}
-    assert server.keys == {KEY if api == "anthropic" else f"Bearer {KEY}"}
-    verify_files(folder / "data/synthetic")
+    assert set(server.charged.values()) == {1} and server.seen == 20 and server.most_flying <= 3
+    assert server.keys == {f"Bearer {KEY}"}
     counts = {"requests": 20, "replies": 20, "malformed": 0, "conversations": 40, "kept": 40}
     assert read_manifest(folder / "data/synthetic", "synthetic", 2)["counts"] == counts
     assert read_json(folder / "metrics/runs/synthesize.json")["facts"]["spent_tokens"] == server.tokens
     before = outputs(folder)
-    assert here(folder, monkeypatch, MY_LLM="") == "" and len(server.seen) == 20  # not even the key is needed
+    assert here(folder, monkeypatch, MY_LLM="") == "" and server.seen == 20  # not even the key is needed
     assert outputs(folder) == before
 
 
@@ -115,8 +113,8 @@ def test_no_limit_is_ever_passed(server, tmp_path, monkeypatch, api, limit):
     assert 2 <= len(ledger.replies) < 20
     assert server.charged.total() <= ledger.requests <= budget["requests"]
     assert server.tokens <= ledger.tokens <= budget["tokens"]
-    seen = len(server.seen)
-    assert here(folder, monkeypatch) == "" and len(server.seen) == seen
+    seen = server.seen
+    assert here(folder, monkeypatch) == "" and server.seen == seen
     write_world(folder, server.url, budget={"requests": 1000, "tokens": 10**6}, **changes)
     assert here(folder, monkeypatch) == "" and len(spent(folder).replies) == 20
     assert sum(count - 1 for count in server.charged.values()) == 2
@@ -144,10 +142,9 @@ def test_killed_again_and_again_it_ends_with_the_same_bytes_and_asks_for_no_repl
     assert len(answered) == 20 and (server.charged - charged).total() <= spent(folder).requests <= 20 + 3 * kills
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_asked_to_stop_it_waits_for_what_is_paid_for(server, tmp_path, number):
+def test_asked_to_stop_it_waits_for_what_is_paid_for(server, tmp_path):
     folder, victim = write_world(tmp_path / "work", server.url), []
-    server.on_request = lambda count: count == 4 and victim[0].send_signal(number)
+    server.on_request = lambda count: count == 4 and victim[0].send_signal(signal.SIGINT)
     victim.append(start(folder))
     said = victim[0].communicate(timeout=300)[1]
     assert victim[0].returncode == 75 and "every reply is kept" in said
@@ -192,36 +189,29 @@ def test_what_cannot_work_is_told_in_one_line_and_costs_nothing(server, tmp_path
         ({"budget": {"requests": 9, "tokens": 99}}, "gates.min_conversations"),
     ):
         assert told in here(write_world(folder, **({"url": server.url} | change)), monkeypatch)
-    assert server.seen == [] and not (folder / "data/synthetic").exists()
+    assert server.seen == 0 and not (folder / "data/synthetic").exists()
 
 
 @pytest.mark.parametrize("api", APIS)
-def test_no_redirect_is_followed_and_long_pauses_are_not_waited_for(server, tmp_path, monkeypatch, api):
+def test_redirects_long_pauses_and_a_server_that_is_not_there_cost_nothing(server, tmp_path, monkeypatch, api):
     with model_server() as thief:
         server.script = [Fault(307, "", {"Location": f"{thief.url}/v1"})] * 20
         folder = write_world(tmp_path / "work", server.url, api=api)
-        assert "5 requests in a row failed" in here(folder, monkeypatch) and thief.seen == []
+        assert "5 requests in a row failed" in here(folder, monkeypatch) and thief.seen == 0
     server.script = [Fault(429, "", {"Retry-After": "7200"})] * 20
     assert "5 requests in a row failed" in here(folder, monkeypatch)
-    assert len(server.seen) <= 20 and spent(folder).requests == 0
-
-
-def test_a_server_that_is_not_there_costs_nothing(tmp_path, monkeypatch):
+    assert server.seen <= 20
     monkeypatch.setattr("athanor.synthesis.endpoint.MAX_RETRIES", 0)
-    folder = write_world(tmp_path / "work", "http://127.0.0.1:9", key_env=None)
+    write_world(folder, "http://127.0.0.1:9", api=api, key_env=None)
     assert "5 requests in a row failed" in here(folder, monkeypatch) and spent(folder).requests == 0
-
-
-MAIN = "stages:\n  main: {cmd: cp source.txt out.txt, deps: [source.txt], outs: [out.txt]}\n"
 
 
 def test_the_command_shows_publishes_and_remembers(server, tmp_path):
     folder = write_world(tmp_path / "work", server.url)
-    for name in ("athanor", "stages"):
+    for name in ("athanor", "stages"):  # DVC follows no links
         (folder / name).unlink()
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "dvc.yaml").write_text(MAIN)
-    (folder / "source.txt").write_text("s")
+    (folder / "dvc.yaml").write_text("stages: {}")
     clone = Clone(folder)
     clone.run("git", "init", "-q", "-b", "main")
     clone.dvc("init", "-q")
@@ -231,7 +221,7 @@ def test_the_command_shows_publishes_and_remembers(server, tmp_path):
         return clone.run(sys.executable, "-m", "athanor", "synthesize", *words, **env).stdout
 
     shown = call("--dry-run")
-    assert server.seen == [] and "Nothing was sent." in shown and shown.count("<text>") == 2 and KEY not in shown
+    assert server.seen == 0 and "Nothing was sent." in shown and shown.count("<text>") == 2 and KEY not in shown
     assert "0 answered already" in shown and "12,000 written" in shown
     first = call()
     target = folder / "corpus/synthetic/chats.jsonl"
@@ -240,4 +230,4 @@ def test_the_command_shows_publishes_and_remembers(server, tmp_path):
     card = target.with_suffix(".md").read_text()
     assert server.url in card and "Model: m" in card and "License given: X" in card
     assert "didn't change, skipping" in call() and "20 answered already" in call("--dry-run")
-    assert len(server.seen) == 20 and not (folder / "probes/dvc.yaml").exists()
+    assert server.seen == 20 and not (folder / "probes/dvc.yaml").exists()

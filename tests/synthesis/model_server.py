@@ -19,19 +19,15 @@ from tests.sources.world import serving
 SOUNDS = [a + b + c for a in "bdfgklmnprstvz" for b in "aeiou" for c in "bdfgklm"]
 
 
-def sentence(dice: random.Random, words: int) -> str:
-    return " ".join(dice.choice(SOUNDS) + dice.choice(SOUNDS) for _ in range(words)).capitalize()
-
-
 def talks(seed: str, count: int = 2) -> list[list[str]]:
     """Conversations (question, answer) that no other seed has."""
     dice = random.Random(seed)
-    return [[sentence(dice, 9) + "?", sentence(dice, 18) + "."] for _ in range(count)]
+    words = [[dice.choice(SOUNDS) + dice.choice(SOUNDS) for _ in range(20)] for _ in range(count)]
+    return [[f"What is {' '.join(row[:6])}?", f"{' '.join(row[6:])}."] for row in words]
 
 
 def written(found: list[list[str]]) -> str:
-    roles = ("user", "assistant")
-    rows = [[{"role": role, "content": text} for role, text in zip(roles, talk, strict=True)] for talk in found]
+    rows = [[{"role": "user", "content": q}, {"role": "assistant", "content": a}] for q, a in found]
     return json.dumps({"conversations": [{"messages": messages} for messages in rows]})
 
 
@@ -52,11 +48,10 @@ class ModelServer:
     script: list[Fault | None] = field(default_factory=list)
     say: Callable[[str], str] = lambda identity: written(talks(identity))
     on_request: Callable[[int], object] = lambda number: None
-    seen: list[str] = field(default_factory=list)  # of each request a hash of its body
-    charged: Counter[str] = field(default_factory=Counter)  # replies, by that hash
+    seen: int = 0
+    charged: Counter[str] = field(default_factory=Counter)  # replies, by a hash of their request
     tokens: int = 0  # charged
     keys: set[str] = field(default_factory=set)
-    paths: set[str] = field(default_factory=set)
     flying: int = 0
     most_flying: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -71,43 +66,35 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:  # noqa: N802
         model, raw = self.model, self.rfile.read(int(self.headers["Content-Length"]))
-        identity = hashlib.sha256(raw).hexdigest()[:16]
+        identity = hashlib.sha256(raw).hexdigest()
         with model.lock:
-            model.seen.append(identity)
-            model.keys.add(self.headers["x-api-key"] or self.headers["authorization"])
-            model.paths.add(self.path)
-            number = len(model.seen)
-            fault = model.script.pop(0) if model.script else None
-            model.flying += 1
+            model.seen, model.flying = model.seen + 1, model.flying + 1
             model.most_flying = max(model.most_flying, model.flying)
+            model.keys.add(self.headers["authorization"])
+            number, fault = model.seen, model.script.pop(0) if model.script else None
         model.on_request(number)
-        text = model.say(identity)
-        read, wrote = len(raw) // 4, len(text) // 4
+        status, body = 200, self.reply(model.say(identity), len(raw) // 4)
         with model.lock:  # before the last byte: the client may send its next request before this thread runs again
             model.flying -= 1
-            if not (fault and fault.status):
+            if fault and fault.status:
+                status, body = fault.status, fault.body
+            else:
                 model.charged[identity] += 1
-                model.tokens += read + wrote
-        body = fault.body if fault and fault.status else self.reply(text, read, wrote)
+                model.tokens += body["usage"]["input_tokens"] + body["usage"]["output_tokens"]
         data = json.dumps(body).encode()
-        try:
-            self.send_response(fault.status if fault and fault.status else 200)
-            for name, value in (fault.headers if fault else {}).items():
-                self.send_header(name, value)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.close_connection = bool(fault)
-            self.wfile.write(data if not fault or fault.status else data[:20])
-        except OSError:  # the client was killed
-            self.close_connection = True
+        self.close_connection = bool(fault)
+        self.send_response(status)
+        for name, value in {**(fault.headers if fault else {}), "Content-Length": len(data)}.items():
+            self.send_header(name, str(value))
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(data if not fault or fault.status else data[:20])
 
-    def reply(self, text: str, read: int, wrote: int) -> dict[str, Any]:
-        if self.path.endswith("/messages"):
-            usage = {"input_tokens": read, "output_tokens": wrote}
-            return {"type": "message", "content": [{"type": "text", "text": text}], "usage": usage}
-        usage = {"prompt_tokens": read, "completion_tokens": wrote, "total_tokens": read + wrote}
-        return {"choices": [{"message": {"role": "assistant", "content": text}}], "usage": usage}
+    def reply(self, text: str, read: int) -> dict[str, Any]:
+        """A body that has the fields of both APIs."""
+        wrote, message = len(text) // 4, {"role": "assistant", "content": text}
+        usage = {"input_tokens": read, "output_tokens": wrote, "total_tokens": read + wrote}
+        return {"content": [{"type": "text", "text": text}], "choices": [{"message": message}], "usage": usage}
 
     def log_message(self, *_: Any) -> None:
         pass
