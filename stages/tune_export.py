@@ -1,0 +1,13 @@
+"""Write a tuned model for transformers, peft and llama.cpp, check each file, and its card."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from athanor.runtime.process import stage_main
+from athanor.tuning.export import export
+
+run = partial(export, method="tune")
+
+if __name__ == "__main__":
+    stage_main("tune-export", run)
