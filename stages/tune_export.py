@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from athanor.runtime.process import stage_main
+from athanor.runtime.run import Run
 from athanor.tuning.export import export
 
-run = partial(export, method="tune")
+
+def run(run: Run) -> None:
+    export(run, "tune")
+
 
 if __name__ == "__main__":
     stage_main("tune-export", run)
