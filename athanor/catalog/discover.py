@@ -28,18 +28,7 @@ from athanor.catalog.files import (
     read_bounded,
     read_object,
 )
-from athanor.catalog.places import (
-    ADAPTER,
-    BASE,
-    CARD,
-    EXPORT,
-    HF_DIR,
-    WEIGHTS_OF,
-    WHOLE,
-    is_base,
-    is_checkpoint,
-    tokenizer_folder,
-)
+from athanor.catalog.places import BASE, CARD, EXPORT, HF_DIR, WEIGHTS_OF, is_base, is_checkpoint, tokenizer_folder
 from athanor.export.gguf_reader import read_header
 from athanor.model.config import ModelConfig
 from athanor.runtime.dvc_lock import parsed
@@ -163,9 +152,7 @@ def _own(root: Path) -> list[AvailableModel]:
     for export in WEIGHTS_OF:
         folder = root / export
         paths = [folder / HF_DIR] if (folder / HF_DIR / FACTS_FILE).exists() else []
-        merged = (folder / WHOLE).is_file()  # and the adapter once more would be the same model
-        paths += [path for path in sorted(folder.glob("*.gguf")) if not (merged and path.name == ADAPTER)]
-        exports.append([described(path, "export", export) for path in paths])
+        exports.append([described(path, "export", export) for path in (*paths, *sorted(folder.glob("*.gguf")))])
     exports.sort(key=lambda models: -models[0].created if models else 0)
     base = [described(root / BASE, "export", f"{BASE}, continues a text")] if is_base(root / BASE) else []
     return [*chain(*exports), *base]
@@ -204,7 +191,7 @@ def _named_path(root: Path, value: str, names: Sequence[str]) -> AvailableModel:
         fix = suggest(value, names, "name a directory, a .gguf file or an experiment", cutoff=0.5)
         raise InputError("no model, experiment or path of this name", where=f"--model {value}", fix=fix)
     path = path.resolve()
-    inner, whole = path / HF_DIR, path / WHOLE
+    inner, whole = path / HF_DIR, path / "model.gguf"
     if whole.is_file() and not (inner / FACTS_FILE).is_file():  # of another model, which llama.cpp alone runs here
         return described(whole, "path", value)
     # An export as a whole is served as its exact weights; its GGUF files can be named one by one.

@@ -17,7 +17,6 @@ from athanor.base.errors import AthanorError
 
 BASE, TOKENIZER = "models/base", "models/tokenizer"
 EXPORT, HF_DIR, CARD = "models/export", "hf", "MODEL_CARD.md"
-WHOLE, ADAPTER = "model.gguf", "adapter.gguf"  # in the export of a side graph
 # An export and the weights it is made from; the first that is there is what a page begins with.
 WEIGHTS_OF = {
     EXPORT: "models/sft",

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from gguf import MODEL_ARCH_NAMES, GGUFReader, GGUFValueType, get_tensor_name_map, quants
-from safetensors.torch import load_file, load_model
+from safetensors.torch import load_file
 from torch import Tensor
 
 from athanor.base import artifacts
@@ -47,7 +46,7 @@ def export(run: Any, method: str) -> None:
     merged, expected = merge(base, trained, made["method"], window)
     llama_cpp = {"exact": True, "threads": torch.get_num_threads(), "timeout_seconds": params.llama_cpp_timeout_seconds}
     with artifacts.new_dir(f"models/{method}-export") as folder:
-        hf, adapter, model = folder / "hf", folder / "adapter.gguf", folder / "model.gguf"
+        hf, adapter, model = folder / "hf", folder / "adapter", folder / "model.gguf"
         merged.to(getattr(torch, dtype)).save_pretrained(hf)
         shutil.copytree(base, hf, ignore=OTHERS, dirs_exist_ok=True)
         artifacts.write_text(hf / "chat_template.jinja", template.tokenizer.chat_template)
@@ -55,31 +54,29 @@ def export(run: Any, method: str) -> None:
             artifacts.write_json(own, artifacts.read_json(own) | {"name": f"{params.name}-{method}", "files": {}})
         stored = HuggingFace(hf)
         check(hf, stored, window, expected, params.logit_tolerance if dtype == "float32" else COARSE_NATS)
-        scorers = {}
+        scorers, fine = {}, ("f32", "f16") if dtype == "float32" else ()
         if made["method"] == "lora":
-            shutil.copytree(trained, folder / "adapter")
-        if gguf is not None and made["method"] == "lora":
-            write_adapter(adapter, trained, gguf)
-            scorers[adapter] = LlamaCpp(gguf, lora=[adapter], **llama_cpp)
+            shutil.copytree(trained, adapter)
+        if made["method"] == "lora" and gguf is not None:
+            write_adapter(adapter / "adapter.gguf", trained, gguf)
+            scorers[adapter] = LlamaCpp(gguf, lora=[adapter / "adapter.gguf"], **llama_cpp)
         if gguf is not None:
             write_model(model, gguf, dict(stored.model.named_parameters()))  # tied ones once
             scorers[model] = LlamaCpp(model, **llama_cpp)
         for file, scorer in scorers.items():
-            if params.llama_cpp == "off" or not find_spec("xllamacpp"):
-                run.note(f"{file.name}: NOT CHECKED in llama.cpp")
-                continue
             scorer.context_tokens = len(ids)
-            check(file, scorer, window, expected, FINE_NATS if scorer.dtype in ("f32", "f16") else COARSE_NATS)
+            if params.llama_cpp != "off":
+                check(file, scorer, window, expected, FINE_NATS if scorer.dtype in fine else COARSE_NATS)
         facts = {
             "scores": artifacts.read_json(f"metrics/{method}.json"),
-            "files": sorted(path.name for path in folder.iterdir()),
+            "files": sorted(str(path.relative_to(folder)) for path in folder.rglob("*")),
             "digests": base_digests(str(base)),
         }
         card = markdown("athanor.tuning", "card.md.j2").render(method=method, params=params, made=made, **facts)
         artifacts.write_text(folder / "MODEL_CARD.md", card)
         parents = {method: artifacts.manifest_digest(trained)}
         artifacts.write_manifest(folder, kind="side-export", version=1, counts={}, parents=parents)
-    run.metrics({"files": facts["files"]})
+    run.metrics({"ggufs": len(scorers)})
 
 
 def merge(base: Path, trained: Path, method: str, window: Window) -> tuple[Any, np.ndarray]:
@@ -90,7 +87,7 @@ def merge(base: Path, trained: Path, method: str, window: Window) -> tuple[Any, 
     if method == "lora":
         scorer.model = PeftModel.from_pretrained(scorer.model, trained).eval()
     else:
-        load_model(scorer.model, trained / "model.safetensors")
+        scorer.model = type(scorer.model).from_pretrained(trained, dtype=torch.float32)
     (expected,) = scorer.nats([window])
     return scorer.model.merge_and_unload() if method == "lora" else scorer.model, expected
 

@@ -156,19 +156,7 @@ def watcher(run: Run, bar: Any, on_save: Callable[[int, Path], None] | None) -> 
 
 def score_apart(step: int, folder: Path) -> None:
     """Score a checkpoint in a process of its own; the rows come to `athanor evaluate --history`."""
-    command = [
-        "nice",
-        "-n",
-        "19",
-        sys.executable,
-        "-m",
-        "athanor",
-        "evaluate",
-        "--threads",
-        "1",
-        "--model",
-        str(folder),
-    ]
+    command = [*"nice -n 19".split(), sys.executable, *"-m athanor evaluate --threads 1 --model".split(), str(folder)]
     with open(".athanor/score_checkpoints.log", "ab") as log:
         subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 
@@ -198,7 +186,8 @@ def train(
 ) -> None:
     """Train to `steps` in a slot and write the weights (an adapter, or all of them) to `out`.
 
-    `build(folder)` makes the Trainer, whose checkpoints go to `folder`. With `on_save` nothing is validated in here. Interrupted after a stop, with all saved.
+    `build(folder)` makes the Trainer, whose checkpoints go to `folder`. With `on_save`, which gets them, nothing is
+    validated in here. Interrupted after a stop, with all saved.
     """
     from transformers import PrinterCallback
 

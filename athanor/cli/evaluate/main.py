@@ -120,9 +120,9 @@ def run(args: argparse.Namespace) -> int:
         from athanor.catalog.checkpoints import slot_of
 
         facts = checkpoint_facts(slot_of(model), model.resolve())
-    if kind == ADAPTER and model.name.startswith("checkpoint-"):
-        slot, step = model.resolve().parent, int(model.name.partition("-")[2])
-        facts = {"stage": slot.parent.name, "slot": slot.name, "step": step}
+    if kind == ADAPTER and (step := model.name.partition("checkpoint-")[2]):
+        slot = model.resolve().parent
+        facts = {"stage": slot.parent.name, "slot": slot.name, "step": int(step)}
     recorder.add(run_in_subprocess(job_of(args, model, kind, about=facts), low_priority=False))
     return 0
 
