@@ -32,6 +32,7 @@ from athanor.tuning.trainer import KIND, VERSION
 TEXT = "What is 2 + 3?\n\n2 + 3 = 5. The days are Monday, Tuesday, Wednesday and\n\tdef f(x):\n\t\treturn x\ne\u0301\u00a0\u3042"
 # That log-probabilities may be apart, mean: llama.cpp looks GELU up in a table of 16 bits, and its types round.
 FINE_NATS, COARSE_NATS = 0.005, 0.05
+WRITTEN = ("f32", "f16", "bf16", "q8_0")  # types that the converter and the gguf package write
 OTHERS = shutil.ignore_patterns("*.safetensors*", "*.gguf", "*.bin*", "*.pt*", "onnx", ".*")  # weights in other forms
 
 
@@ -60,7 +61,7 @@ def export(run: Any, method: str) -> None:
         if made["method"] == "lora" and gguf is not None:
             write_adapter(adapter / "adapter.gguf", trained, gguf)
             scorers[adapter] = LlamaCpp(gguf, lora=[adapter / "adapter.gguf"], **llama_cpp)
-        if gguf is not None:
+        if gguf is not None and LlamaCpp(gguf, **llama_cpp).dtype in WRITTEN:
             write_model(model, gguf, dict(stored.model.named_parameters()))  # tied ones once
             scorers[model] = LlamaCpp(model, **llama_cpp)
         for file, scorer in scorers.items():
@@ -101,8 +102,8 @@ def check(file: Path, scorer: Scorer, window: Window, expected: np.ndarray, limi
 
 def base_gguf(base: Path) -> Path | None:
     """The base as GGUF: of llama.cpp's converter in its directory, or of our export beside it."""
-    ours = [base.parent / f"model-{kind}.gguf" for kind in ("f32", "f16") if base.name == "hf"]
-    return next((path for path in (base / "base.gguf", *ours) if path.is_file()), None)
+    names = ("base.gguf", "../model-f32.gguf", "../model-f16.gguf")
+    return next((base / name for name in names if (base / name).is_file()), None)
 
 
 def converted(weights: Mapping[str, Tensor], gguf: Path) -> dict[str, np.ndarray]:
