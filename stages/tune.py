@@ -51,7 +51,8 @@ def run(run: Run) -> None:
             eval_dataset=data["val"],
         )
 
-    trainer.train(run, "tune", OUT, side, params, recipe, parents, steps, build)
+    on_save = trainer.score_apart if local.score_checkpoints == "on" else None
+    trainer.train(run, "tune", OUT, side, params, recipe, parents, steps, build, on_save)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ import math
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -125,7 +127,7 @@ class Run(Protocol):
     ) -> None: ...
 
 
-def watcher(run: Run, bar: Any, on_save: Callable[[int, Path], None] = lambda step, folder: None) -> Any:
+def watcher(run: Run, bar: Any, on_save: Callable[[int, Path], None] | None) -> Any:
     """The callback that writes our journal, asks the health rules, and stops and saves on our signals."""
     from transformers import TrainerCallback
 
@@ -152,9 +154,17 @@ def watcher(run: Run, bar: Any, on_save: Callable[[int, Path], None] = lambda st
             folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             if state.is_world_process_zero:
                 (folder / COMPLETE).touch()
-                on_save(state.global_step, folder)
+                if on_save:
+                    on_save(state.global_step, folder)
 
     return Watcher()
+
+
+def score_apart(step: int, folder: Path) -> None:
+    """Score a checkpoint in a process of its own; the rows come to `athanor evaluate --history`."""
+    command = [*"nice -n 19".split(), sys.executable, *"-m athanor evaluate --threads 1 --model".split(), str(folder)]
+    with open(".athanor/score_checkpoints.log", "ab") as log:
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 
 
 def last_checkpoint(folder: Path) -> str | None:
@@ -178,11 +188,12 @@ def train(
     parents: Mapping[str, str],
     steps: int,
     build: Callable[[Path], Any],
-    on_save: Callable[[int, Path], None] = lambda step, folder: None,
+    on_save: Callable[[int, Path], None] | None = None,
 ) -> None:
     """Train to `steps` in a slot and write the weights (an adapter, or all of them) to `out`.
 
-    `build(folder)` makes the Trainer, whose checkpoints go to `folder`. Interrupted after a stop, with all saved.
+    `build(folder)` makes the Trainer, whose checkpoints go to `folder`. With `on_save`, which gets them, nothing is
+    validated in here. Interrupted after a stop, with all saved.
     """
     from transformers import PrinterCallback
 
@@ -194,13 +205,16 @@ def train(
         watch = watcher(run, bar, on_save)
         trainer.add_callback(watch)
         trainer.remove_callback(PrinterCallback)
+        if on_save:
+            trainer.args.eval_strategy = "no"
+        validated = lambda: {} if on_save else readings(trainer.evaluate())  # noqa: E731
         resume, before = last_checkpoint(slot.path), slot.path / BEFORE
         if not before.is_file():
-            write_json(before, readings(trainer.evaluate()))
+            write_json(before, validated())
         trainer.train(resume_from_checkpoint=resume)
         if watch.stopped:
             raise Interrupted("stopped; the same command resumes from its checkpoint")
-        after = readings(trainer.evaluate())
+        after = validated()
         if not run.main:
             return
         with new_dir(out) as folder:
