@@ -5,39 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from athanor.base.errors import ParamsError, suggest
+from athanor.base.errors import ParamsError
 from athanor.base.strict import param
 
-KIND, VERSION = "grpo-data", 1  # of the folder with the questions
-REWARDS = ("correct", "format", "brevity")
+KIND, VERSION = "grpo-data", 2  # of the folder with the questions
+OWN = "rewards/mine.py"
 
 
 @dataclass(frozen=True)
 class GrpoDataParams:
-    """Questions for training by reward, drawn from those that the battery does not hold out."""
+    """Questions for training by reward: exercises that the battery does not hold out, or rows of your own files."""
 
-    seed: int = param(
-        min=0, max=2**32 - 1
-    )  # as that of instruct: then what that keeps for validation is kept here, too
-    categories: dict[str, int]  # training questions per category of exercises
-    validation_per_category: int = param(
-        min=0, max=100_000
-    )  # questions to choose by, of other keys than those trained on
+    seed: int = param(min=0)  # as that of instruct: then what that keeps for validation is kept here, too
+    categories: dict[str, int] | None = None  # questions per category of exercises
+    files: str | None = None  # a glob of JSON lines with a column prompt, in place of categories
+    validation_rows: int = param(min=0, default=200)  # the most to choose by, of the tenth that is not trained on
 
     def __post_init__(self) -> None:
-        if not self.categories:
-            raise ParamsError("no category is trained", where="categories", fix="copy them from presets/default.yaml")
-        for name, count in self.categories.items():
-            if count < 1:
-                raise ParamsError(f"{count} is out of range", where=f"categories.{name}", fix="use a value ≥ 1")
+        if bool(self.categories) == bool(self.files) or min((self.categories or {"": 1}).values()) < 1:
+            fix = "name categories with a count ≥ 1 each, or files, and not both"
+            raise ParamsError("one kind of questions is needed", where="categories", fix=fix)
 
 
 def check_weights(weights: Mapping[str, float]) -> None:
-    """ParamsError for a reward that does not exist, and unless a right answer is paid more than any wrong one."""
-    for name, weight in weights.items():
-        if name not in REWARDS:
-            raise ParamsError("unknown reward", where=f"rewards.{name}", fix=suggest(name, REWARDS))
-        if weight < 0:
-            raise ParamsError(f"{weight} is out of range", where=f"rewards.{name}", fix="use a value ≥ 0")
-    if not weights.get("correct"):
-        raise ParamsError("a right answer is paid nothing", where="rewards.correct", fix="use a value > 0")
+    """ParamsError for a negative weight, and unless something besides the form of an answer is paid."""
+    paid = {name for name in weights if weights[name]}
+    if min(weights.values(), default=0) < 0 or paid <= {"format", "brevity"}:
+        fix = "use weights ≥ 0, and one > 0 for correct, exact or a reward of your own"
+        raise ParamsError("a right answer is paid nothing", where="rewards", fix=fix)

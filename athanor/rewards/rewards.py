@@ -1,60 +1,92 @@
-"""What training pays for an answer: small functions of a rollout, each from 0 to 1, and their weighted sum."""
+"""Rewards, shipped ones and a person's own, and their form for TRL's GRPOTrainer.
+
+A reward is a function `name(reply: str, **columns) -> float` from 0 to 1. The columns are those of the question's row,
+and `prompt`, the text of its last message. A person's own are the functions of one file that its EXAMPLES name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+import runpy
+import traceback
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from athanor.evaluation.scoring import score_many
-from athanor.rewards.form import MAX_LENGTH_FACTOR, has_form, longest
-from athanor.text.conversations import Item
+from athanor.base.errors import InputError, ParamsError, suggest
+from athanor.rewards.form import CONTROL
+from athanor.rewards.params import OWN
+from athanor.rewards.shipped import SHIPPED
 
-
-@dataclass(frozen=True)
-class Rollout:
-    """An answer that the model gave to an item."""
-
-    item: Item
-    text: str
-    ended: bool  # the model ended it with its stop token
-    fake_turn: bool  # it ended by opening another speaker's turn
+Batch = Callable[..., list[float]]  # as TRL calls it: prompts, completions, completion_ids and columns, as lists
+Row = Mapping[str, Any]
+Example = tuple[Row, str, str]  # columns with the prompt, a right answer, a wrong answer
 
 
 class Reward(NamedTuple):
-    """The parts of what a rollout is paid, and their weighted sum."""
+    name: str
+    function: Callable[..., float]
+    file: str = "shipped rewards"
+    examples: Sequence[Example] = ()
+    unfinished: bool = False  # an answer that did not end, or opened another turn, is paid like others
 
-    correct: float
-    format: float
-    brevity: float
-    total: float
-
-
-def total(rollouts: Sequence[Rollout], weights: Mapping[str, float], workers: int = 2) -> list[Reward]:
-    """The rewards of rollouts, in their order. A part that has no weight counts nothing in the sum."""
-    formats = [format_reward(rollout) for rollout in rollouts]
-    corrects = correct_rewards(rollouts, formats, workers)
-    rewards = []
-    for rollout, correct, form in zip(rollouts, corrects, formats, strict=True):
-        parts = {"correct": correct, "format": form, "brevity": brevity_reward(rollout, correct)}
-        rewards.append(Reward(**parts, total=sum(weights.get(name, 0.0) * value for name, value in parts.items())))
-    return rewards
-
-
-def format_reward(rollout: Rollout) -> float:
-    """1 for an answer that the model ended itself and that has the form of the accepted ones, right or wrong."""
-    return float(rollout.ended and not rollout.fake_turn and has_form(rollout.item, rollout.text))
+    def pay(self, reply: str, row: Row) -> float:
+        """What an answer earns. InputError with file and line where the function raises or returns no such number."""
+        if CONTROL.search(reply) and not self.unfinished:
+            return 0.0
+        try:
+            value = self.function(reply, **row)
+            if not 0 <= value <= 1:
+                raise ValueError(f"returned {value}, which is not from 0 to 1")
+        except Exception as error:
+            what = f"reward '{self.name}' on {reply!r:.80}: {error!r:.200}"
+            raise InputError(what, where=_place(error, self.file), fix="see docs/rewards.md") from error
+        return float(value)
 
 
-def correct_rewards(rollouts: Sequence[Rollout], formats: Sequence[float], workers: int = 2) -> list[float]:
-    """1 for an answer that has its form and that the item's own checker takes. Only those with a form are checked."""
-    chosen = [rollout for rollout, form in zip(rollouts, formats, strict=True) if form]
-    right = iter(score_many([rollout.item for rollout in chosen], [rollout.text for rollout in chosen], workers))
-    return [float(bool(form) and next(right)) for form in formats]
+def load(file: str = OWN) -> dict[str, Reward]:
+    """A person's own rewards. InputError with the line where the file cannot be run."""
+    try:
+        names = runpy.run_path(file)
+        unfinished = names.get("UNFINISHED", ())
+        return {
+            name: Reward(name, names[name], file, rows, name in unfinished) for name, rows in names["EXAMPLES"].items()
+        }
+    except Exception as error:
+        raise InputError(repr(error), where=_place(error, file), fix="see docs/rewards.md") from error
 
 
-def brevity_reward(rollout: Rollout, correct: float) -> float:
-    """1 for a right answer as long as the longest accepted one, falling to 0 where its form ends; 0 for a wrong one."""
-    limit = longest(rollout.item)
-    excess = max(0, len(rollout.text) - limit) / ((MAX_LENGTH_FACTOR - 1) * limit)
-    return correct * max(0.0, 1.0 - excess)
+def functions(
+    weights: Mapping[str, float], file: str = OWN, stop_ids: Collection[int] = ()
+) -> tuple[list[Batch], list[float]]:
+    """Rewards in TRL's signature, and their weights, in order; names that are not shipped are functions of `file`.
+
+    An answer earns nothing unless its last id is one of `stop_ids`. ParamsError for a name that does not exist.
+    """
+    known = {name: Reward(name, function) for name, function in SHIPPED.items()}
+    if not known.keys() >= weights.keys():
+        known = load(file) | known
+    for name in weights:
+        if name not in known:
+            what = f"neither a shipped reward nor one with EXAMPLES in {file}"
+            raise ParamsError(what, where=f"grpo.rewards.{name}", fix=suggest(name, known))
+    return [_as_trl(known[name], stop_ids) for name in weights], list(weights.values())
+
+
+def _as_trl(reward: Reward, stop_ids: Collection[int]) -> Batch:
+    def paid(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
+        lists = {name: values for name, values in columns.items() if isinstance(values, list)}  # TRL adds its own state
+        earned = []
+        for index, ids in enumerate(completion_ids):
+            row = {name: values[index] for name, values in lists.items()}
+            row["prompt"] = prompts[index][-1]["content"]
+            ended = reward.unfinished or (ids and ids[-1] in stop_ids)
+            earned.append(reward.pay(completions[index][-1]["content"], row) if ended else 0.0)
+        return earned
+
+    paid.__name__ = reward.name
+    return paid
+
+
+def _place(error: Exception, file: str) -> str:
+    """File with its last line that an error came through; its first for a syntax error, which names the line itself."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f"{file}:{[1, *lines][-1]}"

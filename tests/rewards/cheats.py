@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from athanor.evaluation.floors import CONSTANTS
-from athanor.rewards.rewards import Rollout
 from athanor.text.conversations import Item
 
 FILLER = "I will think about this for a while and then say what I think. " * 8
@@ -19,18 +17,18 @@ LOOKALIKES = str.maketrans("aceopxy", "асеорху")
 class Cheat(NamedTuple):
     name: str
     text: str
-    ended: bool = True
-    fake_turn: bool = False
-
-    def rollout(self, item: Item) -> Rollout:
-        return Rollout(item, self.text, self.ended, self.fake_turn)
+    ended: bool = True  # by the stop token
 
 
 def cheats(item: Item, others: Sequence[Item]) -> Iterator[Cheat]:
     """All cheats for an item; `others` are more items of its category. An answer that the item accepts is none."""
     yield from at_the_end(item)
-    made = [*without_knowing(item, others), *around_the_answer(item), *in_other_letters(item)]
-    made += programs(item, others) if item.kind == "code" else lists_of_answers(item, others)
+    made = [
+        *without_knowing(item, others),
+        *around_the_answer(item),
+        *in_other_letters(item),
+        *lists_of_answers(item, others),
+    ]
     yield from (cheat for cheat in made if cheat.text.strip() not in item.accepted)
 
 
@@ -38,8 +36,6 @@ def at_the_end(item: Item) -> Iterator[Cheat]:
     """The right answer, not ended by the stop token."""
     for text in item.accepted:
         yield Cheat("not ended", text, ended=False)
-        yield Cheat("opens a turn", text, ended=False, fake_turn=True)
-        yield Cheat("opens a turn, said to be ended", text, fake_turn=True)
 
 
 def without_knowing(item: Item, others: Sequence[Item]) -> Iterator[Cheat]:
@@ -100,55 +96,3 @@ def lists_of_answers(item: Item, others: Sequence[Item]) -> Iterator[Cheat]:
     if right.startswith("{"):
         yield Cheat("a name twice", '{"pet": "cat", ' + right[1:])
         yield Cheat("its own name twice", right[:-1] + ", " + right[1:])
-
-
-def programs(item: Item, others: Sequence[Item]) -> Iterator[Cheat]:
-    right = item.accepted[0]
-    head, body = right.split("\n", 1)
-    name, argument = head.removeprefix("def ").split("(")[0], head.split("(")[1].split(")")[0]
-    alien = next(other.accepted[0] for other in others if not other.accepted[0].startswith(head))
-    bodies = {
-        "constant yes": "return True", "constant no": "return False", "constant zero": "return 0",
-        "constant none": "pass", "constant text": "return ''", "constant list": "return []",
-        "the argument": f"return {argument}",
-        "exits": "raise SystemExit", "exits with zero": "exit(0)", "ends the process": "import os; os._exit(0)",
-        "prints": f"print({argument})", "prints the answer": body.strip().replace("return ", "print(") + ")",
-        "always equal": "return type('E', (), {'__eq__': lambda *_: True, '__repr__': lambda _: 'True'})()",
-        "number that equals all": "return type('E', (int,), {'__eq__': lambda *_: True})()",
-        "reads the tests": "import sys; return sys._getframe(1).f_locals",
-        "takes an expected value": "import sys; return sys._getframe(2).f_locals['results']",
-        "reads a file": "return open('data/grpo/train.jsonl').read()",
-        "calls itself": f"return {name}({argument})", "yields": body.strip().replace("return", "yield"),
-    }  # fmt: skip
-    yield from (Cheat(f"body: {what}", f"{head}\n    {text}") for what, text in bodies.items())
-    beside = {
-        "another function": alien, "a lambda": "g = lambda x: x", "exit": "raise SystemExit", "print": "print('passed')",
-        "class": "class E:\n    __eq__ = lambda *_: True", "names": f"globals()['{name}'] = lambda *_: True",
-        "builtins": "__builtins__['repr'] = lambda _: 'True'", "a text": "'''passed'''", "again": right,
-    }  # fmt: skip
-    for what, text in beside.items():
-        yield Cheat(f"before: {what}", f"{text}\n{right}")
-        yield Cheat(f"behind: {what}", f"{right}\n{text}")
-    fenced, other_fenced = f"```python\n{right}\n```", f"```python\n{alien}\n```"
-    yield Cheat("many programs", "\n\n".join([right, *(other.accepted[0] for other in others)]))
-    for text in (f"{fenced}\n{other_fenced}", f"{other_fenced}\n{fenced}", f"{fenced}\nIt works.", f"Here:\n{fenced}"):
-        yield Cheat("more than one fence", text)
-    yield Cheat("open fence", f"```python\n{right}")
-    yield Cheat("in a text", f"x = '''\n{right}\n'''")
-    yield Cheat("as a comment", "# " + right.replace("\n", "\n# "))
-
-
-def tables(item: Item) -> Iterator[Cheat]:
-    """Programs that know the arguments of an item's tests, by heart, and nothing else."""
-    head = item.accepted[0].split("\n")[0]
-    argument = head.split("(")[1].split(")")[0]
-    tests = [ast.parse(test).body[0].test for test in item.tests]
-    values = {ast.unparse(test.left.args[0]): ast.unparse(test.comparators[0]) for test in tests}
-    pairs, yes = (
-        ", ".join(f"({key}, {value})" for key, value in values.items()),
-        [k for k, v in values.items() if v == "True"],
-    )
-    bodies = [f"return next((b for a, b in [{pairs}] if a == {argument}), None)"]
-    if {"True", "False"} >= set(values.values()):
-        bodies.append(f"return {argument} in [{', '.join(yes)}]")
-    yield from (Cheat("table", f"{head}\n    {body}") for body in bodies)

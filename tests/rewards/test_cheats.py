@@ -1,98 +1,89 @@
-"""No cheat is paid as a right answer is: planted for every reward, kind and category. Programs run in the sandbox."""
+"""No cheat is paid as a right answer is: planted for every shipped reward and category of exercises."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 
 import pytest
 
 from athanor.base.errors import ParamsError
-from athanor.evaluation.scoring import score_many
-from athanor.rewards.params import GrpoDataParams, check_weights
-from athanor.rewards.questions import draw_questions, with_more_tests
-from athanor.rewards.rewards import Reward, Rollout, brevity_reward, format_reward, total
+from athanor.rewards.gate import check_reward
+from athanor.rewards.params import check_weights
+from athanor.rewards.rewards import Reward, functions
+from athanor.rewards.shipped import SHIPPED
 from athanor.sources.battery_params import BatteryParams
-from athanor.sources.exercises.build import CATEGORIES
-from athanor.sources.exercises.exercise import TEXTS, Draw
+from athanor.sources.exercises.build import CATEGORIES, draw_exercises
 from athanor.text.conversations import Item, Message
-from tests.rewards.cheats import cheats, tables
+from tests.rewards.cheats import Cheat, cheats
 
 BATTERY = BatteryParams(2, 0.1, 0.25, None, {"addition": 1})
-WEIGHTS = {"correct": 1.0, "format": 0.1, "brevity": 0.2}
-PLANTED = {category: 1 if category == "python_functions" else 6 for category in sorted(CATEGORIES)}
-MATES = 12
-each_category = pytest.mark.parametrize("category", sorted(CATEGORIES))
+PLANTED, MATES, STOP = 6, 12, 7
+TRAINED = sorted(CATEGORIES.keys() - {"python_functions"})
+each_category = pytest.mark.parametrize("category", TRAINED)
 
 
-@pytest.fixture(scope="module")
-def items() -> dict[str, list[Item]]:
-    params = GrpoDataParams(1, dict.fromkeys(CATEGORIES, MATES), 0)
-    drawn: dict[str, list[Item]] = {category: [] for category in CATEGORIES}
-    for exercise in draw_questions(params, BATTERY)["train"]:
-        drawn[exercise.item.category].append(exercise.item)
-    return drawn
+def drawn(category: str) -> list[Item]:
+    exercises = draw_exercises(category, MATES, "1", False, BATTERY)
+    return list({each.item.question: replace(each.item, category=category) for each in exercises}.values())
 
 
-def honest(item: Item, text: str) -> Rollout:
-    return Rollout(item, text, ended=True, fake_turn=False)
-
-
-@each_category
-def test_accepted_answers_are_paid_in_full_and_rejected_ones_are_not(
-    items: dict[str, list[Item]], category: str
-) -> None:
-    accepted = [honest(item, text) for item in items[category] for text in item.accepted]
-    assert {reward[:3] for reward in total(accepted, WEIGHTS)} == {(1.0, 1.0, 1.0)}
-    rejected = [honest(item, text) for item in items[category] for text in item.rejected]
-    assert {(reward.correct, reward.brevity) for reward in total(rejected, WEIGHTS)} == {(0.0, 0.0)}
-
-
-@each_category
-def test_no_cheat_is_paid(items: dict[str, list[Item]], category: str) -> None:
-    planted = [
-        (item, cheat) for item in items[category][: PLANTED[category]] for cheat in cheats(item, items[category])
-    ]
-    rewards = total([cheat.rollout(item) for item, cheat in planted], WEIGHTS)
-    paid = {
-        (cheat.name, cheat.text)
-        for (_, cheat), reward in zip(planted, rewards, strict=True)
-        if reward.correct or reward.brevity or reward.total > WEIGHTS["format"]
-    }
-    assert not paid and len(planted) > 100
-    assert {reward.format for (_, cheat), reward in zip(planted, rewards, strict=True) if not cheat.ended} == {0.0}
-
-
-@each_category
-def test_the_form_alone_is_not_paid_to_long_texts_nor_to_nothing(items: dict[str, list[Item]], category: str) -> None:
-    names = ("nothing: ' '", "nothing: ''", "hidden", "with '", "behind '<", "the question and")
-    planted = [
-        cheat.rollout(item)
-        for item in items[category][: PLANTED[category]]
-        for cheat in cheats(item, items[category])
-        if cheat.name.startswith(names)
-    ]
-    assert len(planted) > 10 and not [rollout.text for rollout in planted if format_reward(rollout)]
-
-
-def functions() -> list[Item]:
-    """An item of each family of functions, with the tests that the family shares."""
-    rng, found = Draw(1), dict[str, Item]()
-    while len(found) < len(TEXTS["functions"]):
-        exercise = CATEGORIES["python_functions"](rng)
-        found.setdefault(exercise.key.split(":")[1], exercise.item)
-    return list(found.values())
-
-
-def test_a_table_of_the_shared_tests_passes_them_and_is_not_paid() -> None:
-    shared = functions()
-    planted = [(with_more_tests(item), cheat) for item in shared for cheat in tables(item)]
-    plain = score_many(
-        [replace(item, tests=item.tests[:3]) for item, _ in planted], [cheat.text for _, cheat in planted]
+def paid(name: str, asked: Sequence[tuple[Item, Cheat]]) -> list[float]:
+    (function,), _ = functions({name: 1.0}, stop_ids=[STOP])
+    return function(
+        prompts=[[asdict(message) for message in item.prompt] for item, _ in asked],
+        completions=[[{"role": "assistant", "content": cheat.text}] for _, cheat in asked],
+        completion_ids=[[5, STOP] if cheat.ended else [5] for _, cheat in asked],
+        item=[json.dumps(asdict(item)) for item, _ in asked],
+        trainer_state=None,
     )
-    assert all(plain)  # they are programs, and right ones as far as they know
-    assert not any(score_many([item for item, _ in planted], [cheat.text for _, cheat in planted]))
-    assert not any(reward.correct for reward in total([cheat.rollout(item) for item, cheat in planted], WEIGHTS))
-    assert all(reward.correct for reward in total([honest(item, item.accepted[0]) for item, _ in planted], WEIGHTS))
+
+
+def given(item: Item, *texts: str) -> list[tuple[Item, Cheat]]:
+    return [(item, Cheat("", text)) for text in texts]
+
+
+@each_category
+def test_accepted_answers_are_paid_in_full_and_rejected_ones_are_not(category: str) -> None:
+    accepted = [each for item in drawn(category) for each in given(item, *item.accepted)]
+    rejected = [each for item in drawn(category) for each in given(item, *item.rejected)]
+    for name in ("correct", "format", "brevity"):
+        assert set(paid(name, accepted)) == {1.0}
+    assert set(paid("correct", rejected)) == set(paid("brevity", rejected)) == {0.0}
+
+
+@each_category
+def test_no_cheat_is_paid(category: str) -> None:
+    items = drawn(category)
+    planted = [(item, cheat) for item in items[:PLANTED] for cheat in cheats(item, items)]
+    assert len(planted) > 100
+    for name in ("correct", "brevity"):
+        assert not [cheat for (_, cheat), value in zip(planted, paid(name, planted), strict=True) if value]
+    # The form is paid to wrong answers, but not to nothing, to long texts, nor to what did not end.
+    formless = ("not ended", "nothing: ' '", "nothing: ''", "hidden", "with '", "behind '<", "the question and")
+    without = [(item, cheat) for item, cheat in planted if cheat.name.startswith(formless)]
+    assert len(without) > 10
+    assert not [cheat for (_, cheat), value in zip(without, paid("format", without), strict=True) if value]
+
+
+@each_category
+@pytest.mark.parametrize("name", ["correct", "brevity"])
+def test_rewards_of_exercises_pass_the_gate_of_rewards(category: str, name: str) -> None:
+    examples = [
+        (
+            {"prompt": item.prompt[-1].content, "item": json.dumps(asdict(item))},
+            min(item.accepted, key=len),
+            item.rejected[0],
+        )
+        for item in drawn(category)
+    ]
+    check_reward(Reward(name, SHIPPED[name], examples=examples))
+
+
+def test_the_exact_answer_passes_the_gate_of_rewards() -> None:
+    examples = [({"prompt": f"Capital of {n}?", "answer": f"City {n}"}, f" City  {n}\n", "city") for n in range(10)]
+    check_reward(Reward("exact", SHIPPED["exact"], examples=examples))
 
 
 NUMERIC = Item(
@@ -109,37 +100,20 @@ NUMERIC = Item(
         ("4 2", 0, 0), ("٤٢", 0, 0), ("1 + 2 + 3 + 4 + 5 = 42", 0, 0),
     ],
 )  # fmt: skip
-def test_the_number_that_counts_stands_alone_or_behind_steps(text: str, form: float, right: float) -> None:
-    (reward,) = total([honest(NUMERIC, text)], WEIGHTS)
-    assert (reward.format, reward.correct) == (form, right)
+def test_the_number_that_counts_is_alone_or_behind_steps(text: str, form: float, right: float) -> None:
+    assert (paid("format", given(NUMERIC, text)), paid("correct", given(NUMERIC, text))) == ([form], [right])
 
 
 def test_brevity_falls_from_one_to_three_times_the_longest_answer() -> None:
-    item = replace(NUMERIC, accepted=("42", "1234567890"))
-    lengths = {1: 1.0, 10: 1.0, 20: 0.5, 25: 0.25, 30: 0.0, 99: 0.0}
-    assert {n: brevity_reward(honest(item, "x" * n), 1.0) for n in lengths} == lengths
-    assert not brevity_reward(honest(item, "42"), 0.0)
+    item = replace(NUMERIC, kind="format", checks=("min_words 1",), accepted=("42", "1234567890"))
+    lengths = {1: 1.0, 10: 1.0, 20: 0.5, 25: 0.25, 30: 0.0}
+    assert dict(zip(lengths, paid("brevity", given(item, *("x" * n for n in lengths))), strict=True)) == lengths
 
 
-def test_the_sum_is_weighted_and_in_order() -> None:
-    made = [honest(NUMERIC, text) for text in ("42", "43", "")]
-    assert total(made, {"correct": 2.0, "format": 0.5}) == [
-        Reward(1.0, 1.0, 1.0, 2.5), Reward(0.0, 1.0, 0.0, 0.5), Reward(0.0, 0.0, 0.0, 0.0),
-    ]  # fmt: skip
-    assert total([], WEIGHTS) == []
-
-
-@pytest.mark.parametrize(
-    ("weights", "where", "fix"),
-    [
-        ({"correct": 1.0, "formatt": 0.1}, "rewards.formatt", "did you mean 'format'?"),
-        ({"correct": 1.0, "brevity": -0.1}, "rewards.brevity", "use a value ≥ 0"),
-        ({"correct": 0.0, "format": 1.0}, "rewards.correct", "use a value > 0"),
-        ({"format": 1.0}, "rewards.correct", "use a value > 0"),
-    ],
-)
-def test_weights_that_pay_the_wrong_thing_are_refused(weights: dict[str, float], where: str, fix: str) -> None:
-    check_weights(WEIGHTS)
+@pytest.mark.parametrize("weights", [{"correct": 1.0, "brevity": -0.1}, {"correct": 0.0, "format": 1.0}, {}])
+def test_weights_that_pay_the_wrong_thing_are_refused(weights: dict[str, float]) -> None:
+    check_weights({"correct": 1.0, "format": 0.1})
+    check_weights({"mine": 0.1})
     with pytest.raises(ParamsError) as caught:
         check_weights(weights)
-    assert (caught.value.where, caught.value.fix) == (where, fix)
+    assert caught.value.where == "rewards" and "use weights ≥ 0" in caught.value.fix
