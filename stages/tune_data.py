@@ -25,7 +25,7 @@ from stages.sft_data import BATTERY, CLEAN, INSTRUCT
 
 OUT = Path("data/tune")
 CHECKED_ROWS = 500  # of each split, that the gate renders a second time
-VAL_TOKENS = 100_000  # of held-out text
+VAL_ROWS = 256  # at most: they are read at each save
 
 
 def run(run: Run) -> None:
@@ -65,6 +65,8 @@ def conversations(run: Run, template: Template, context_tokens: int) -> tuple[di
     rows: dict[str, Any] = {"train": [], "val": []}
     for split, part in rows.items():
         chosen = [row for row in encoded if row.conversation.split == split]
+        if split == "val":
+            chosen = chosen[:: -(-len(chosen) // VAL_ROWS) or 1]
         for row in chosen[:: max(1, len(chosen) // CHECKED_ROWS)]:
             template.check(row.conversation.messages)
         for row in chosen:
@@ -77,7 +79,7 @@ def conversations(run: Run, template: Template, context_tokens: int) -> tuple[di
 def texts(template: Template, context_tokens: int, max_tokens: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Pieces of documents, every token of which is learned."""
     documents = {"train": read_sources(CLEAN / "train"), "val": read_documents(CLEAN / "val.parquet")}
-    limits = {"train": max_tokens, "val": min(VAL_TOKENS, max_tokens)}
+    limits = {"train": max_tokens, "val": VAL_ROWS * context_tokens}
     pieces = {
         split: text_rows(template, (row.text for row in part), context_tokens, limits[split])
         for split, part in documents.items()

@@ -202,7 +202,10 @@ def refuse(torch: dict, cards: list[chips.Card]) -> NoReturn:
 
 def write_launcher() -> None:
     """`athanor` for `python -m athanor`: runs the code of the directory it is called in, as stages do."""
-    LAUNCHER.write_bytes(os.fsencode(f'#!/bin/sh\nexec {shlex.quote(str(PYTHON))} athanor "$@"\n'))
+    here = f"cd {shlex.quote(str(ROOT))}"
+    elsewhere = shlex.quote(f"athanor: this is not the top folder of a checkout. Fix: {here}")
+    check = f"[ -f athanor/__main__.py ] || {{ echo {elsewhere} >&2; exit 2; }}"
+    LAUNCHER.write_bytes(os.fsencode(f'#!/bin/sh\n{check}\nexec {shlex.quote(str(PYTHON))} athanor "$@"\n'))
     LAUNCHER.chmod(0o755)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from pathlib import Path
 from typing import Any
 
-from athanor.base.artifacts import digest, sha256_file
+from athanor.base.artifacts import digest, read_json, sha256_file
 from athanor.base.errors import InputError, ParamsError
 from athanor.tuning.params import SideParams
 
@@ -45,7 +44,7 @@ def base_digests(base: str) -> dict[str, str]:
     if not list(folder.glob("*.safetensors")):
         fix = "download the safetensors version, or save it once more with save_pretrained"
         raise InputError("no weights as .safetensors", where=base, fix=fix)
-    if json.loads(config.read_text(encoding="utf-8")).get("quantization_config"):
+    if read_json(config).get("quantization_config"):
         raise InputError("the weights are quantised", where=base, fix="use the full weights with side.quantise: nf4")
     files = sorted(path for suffix in ("json", "safetensors", "jinja", "model") for path in folder.glob(f"*.{suffix}"))
     return {path.name: sha256_file(path) for path in files}
@@ -106,7 +105,7 @@ def load_model(side: SideParams, context_tokens: int = 0) -> Any:
         compute = {"bnb_4bit_compute_dtype": half or torch.float32, "bnb_4bit_use_double_quant": True}
         options["quantization_config"] = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", **compute)
     model, info = AutoModelForCausalLM.from_pretrained(side.base, output_loading_info=True, **options)
-    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+    for kind in ("missing_keys", "unexpected_keys"):
         if info.get(kind):
             what = (
                 f"the weights do not fit config.json: {kind.replace('_', ' ')}, first {sorted(map(str, info[kind]))[0]}"

@@ -56,20 +56,19 @@ class Template:
         supervised.
         """
         whole = self.text(messages)
-        prompts = {
-            number: self.text(messages[:number], prompt=True)
-            for number, message in enumerate(messages)
-            if message.role == "assistant"
-        }
-        if not all(whole.startswith(prompt) for prompt in prompts.values()):
-            prompts = dict([max(prompts.items())])
+        spans = []
+        for number, message in enumerate(messages):
+            if message.role == "assistant":
+                prompt, turn = self.text(messages[:number], prompt=True), self.text(messages[: number + 1]).rstrip()
+                follows = len(prompt) < len(turn) and whole.startswith(turn) and turn.startswith(prompt)
+                spans.append((len(prompt), len(turn)) if follows else None)
+        if None in spans:
+            spans = spans[-1:]
+        if None in spans:
+            raise GateError("template", "an answer does not follow its prompt", where=self.base, fix=self._fix)
         pieces, position = [], 0
-        for number, prompt in prompts.items():
-            if not whole.startswith(prompt):
-                raise GateError("template", "an answer does not follow its prompt", where=self.base, fix=self._fix)
-            turn = self.text(messages[: number + 1])
-            end = len((turn if whole.startswith(turn) else whole).rstrip())
-            pieces += [(whole[position : len(prompt)], 0), (whole[len(prompt) : end], 1)]
+        for start, end in filter(None, spans):
+            pieces += [(whole[position:start], 0), (whole[start:end], 1)]
             position = end
         ids: list[int] = []
         mask: list[int] = []
@@ -90,6 +89,8 @@ class Template:
         runs = [[i for i, _ in run] for one, run in groupby(zip(ids, mask, strict=True), lambda pair: pair[1]) if one]
         taught = [self.tokenizer.decode(run, skip_special_tokens=True).strip() for run in runs]
         agree = all(text.endswith(answer) for text, answer in zip(taught, answers[-len(taught) :], strict=True))
+        given = self.tokenizer.decode([token for token, one in zip(ids, mask, strict=True) if not one])
+        agree = agree and all(message.content.strip() in given for message in before if message.role != "assistant")
         if last.role != "assistant" or ids[: len(sent)] != list(sent) or not agree:
             what = f"its row of {messages[0].content[:40]!r} is not what a server sends, with the answers supervised"
             raise GateError("template", what, where=self.base, fix=self._fix)

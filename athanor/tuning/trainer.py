@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from athanor.base.artifacts import new_dir, read_json, write_json, write_manifest
-from athanor.base.errors import Interrupted
+from athanor.base.errors import Interrupted, ParamsError
 from athanor.training.schedule import Schedule
 from athanor.tuning.model import precision_of
 from athanor.tuning.params import SideParams, TrainerParams
@@ -62,7 +62,13 @@ def arguments(
 ) -> dict[str, Any]:
     """Keyword arguments of TrainingArguments, DPOConfig and GRPOConfig alike. `device`: its type."""
     precision = precision_of(side)
-    at_once = min(settings.rows_at_once, rows_per_step // world_size())
+    share, rest = divmod(rows_per_step, world_size())
+    if rest:
+        fix = f"a multiple of {world_size()}, or another launch.processes in machine.yaml"
+        raise ParamsError(
+            f"{rows_per_step} rows of a step for {world_size()} processes", where="rows_per_step", fix=fix
+        )
+    at_once = max(n for n in range(1, settings.rows_at_once + 1) if share % n == 0 or n == 1)  # a divisor
     return {
         "output_dir": str(folder),
         "seed": settings.seed,
@@ -74,7 +80,7 @@ def arguments(
         "max_steps": steps,
         "per_device_train_batch_size": at_once,
         "per_device_eval_batch_size": at_once,
-        "gradient_accumulation_steps": max(1, rows_per_step // (at_once * world_size())),
+        "gradient_accumulation_steps": max(1, share // at_once),
         "activation_checkpointing": side.checkpointing,
         "activation_checkpointing_kwargs": {"use_reentrant": False} if side.checkpointing else None,
         "bf16": precision == "bf16",

@@ -90,6 +90,22 @@ def at(folder: Path, monkeypatch) -> Path:
     return bin
 
 
+def test_the_program_names_its_checkout_where_there_is_none(tmp_path, monkeypatch):
+    (tmp_path / "it's ü/.venv/bin").mkdir(parents=True)
+    bin = at(tmp_path / "it's ü", monkeypatch)
+    monkeypatch.setattr(install, "ROOT", tmp_path / "it's ü")
+    install.write_launcher()
+    done = subprocess.run([bin / "athanor"], cwd=tmp_path, capture_output=True, text=True)
+    assert (
+        done.returncode == 2
+        and "Fix: cd" in done.stderr
+        and subprocess.run(
+            ["sh", "-c", done.stderr.strip().partition("Fix: ")[2] + " && pwd"], capture_output=True, text=True
+        ).stdout.strip()
+        == str(tmp_path / "it's ü")
+    )
+
+
 @pytest.mark.parametrize("before", ["a", "a b", "ä" * 70], ids=["short", "space", "long"])
 @pytest.mark.parametrize("after", ["c", "it's d"])
 def test_a_moved_checkout_is_repaired(tmp_path, monkeypatch, capsys, before, after):

@@ -29,7 +29,7 @@ MENDED = Example(
     packages={"torch": "2.9.1+rocm6.3"},
     settings={
         "launch.processes": "2", "launch.nodes": "1", "attention": "auto", "params.pretrain.precision": "auto",
-        "params.sft.base": "models/foreign", "params.sft.precision": "fp32",
+        "params.side.base": "models/foreign", "params.side.precision": "fp32",
     },
     env={"NCCL_SOCKET_IFNAME": "enp5"},
     files={
@@ -51,7 +51,7 @@ STEPS = {  # what is changed, without = taken away; what is to be told
     ),
     "a torch for other cards, and what guides for other cards say": (
         {"packages": {"torch": "2.13.0+rocm7.2"}, "env": {"HSA_OVERRIDE_GFX_VERSION": "10.3.0"},
-         "settings": {"attention": "flash", "params.sft.precision": "fp16"}},
+         "settings": {"attention": "flash", "params.side.precision": "fp16"}},
         {"rocm-too-new-for-mi50", "override-of-mi50", "fast-attention-on-mi50", "fp16-on-a-foreign-base"},
     ),
     "a user who is in no group": (
@@ -143,5 +143,5 @@ def test_the_page_of_docs_names_every_trouble_of_the_walk_that_costs_hours() -> 
         (REPOSITORY / "docs/machine.md").read_text(encoding="utf-8").partition("## Two MI50")[2].partition("\n## ")[0]
     )
     for word in ("iommu=pt", "rocm6.3", "HSA_OVERRIDE_GFX_VERSION", "bf16", "render,video", "container run", "Above 4G",
-                 "athanor doctor", "processes: 2", "99 hours", "fan", "NCCL_P2P_DISABLE", "memory of the machine"):  # fmt: skip
+                 "athanor doctor", "processes: 2", "340 s", "fan", "NCCL_P2P_DISABLE", "memory of the machine"):  # fmt: skip
         assert word in page, word

@@ -120,8 +120,11 @@ def drift_of(stream: dict[str, Any]) -> dict[str, Any]:
 def attach(root: Path, text: str) -> str:
     """Show the page with the run that made data/clean; says what was done."""
     run = (leaf(root, "clean") or {}).get("run", "")
-    if run and attach_later(anchor(), run, OUT.name, text.encode()):
-        return f"shown in MLflow with the run {run} (athanor ui)"
+    try:
+        if run and attach_later(anchor(), run, OUT.name, text.encode()):
+            return f"shown in MLflow with the run {run} (athanor ui)"
+    except AthanorError as error:
+        return f"the page is written; not yet shown in MLflow: {error}"
     return "not shown in MLflow: the journal of the run that made data/clean is not in this checkout"
 
 
