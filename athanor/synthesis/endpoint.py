@@ -1,291 +1,193 @@
-"""One question to a server of either API, and what its answer or its error means.
+"""Questions to a server of either API, by the SDK of its provider, within a budget, and a log of them.
 
-The key goes into one header of one request: no redirect is followed, no
-~/.netrc is asked, an address that would send it in the clear is refused, and
-every text that a server sent is searched for it before anybody sees the text.
+The SDK tries again by itself (429, 408, 409, 5xx, a lost connection), with pauses and Retry-After. Its HTTP client is
+replaced by one that reserves budget before each try leaves and enters what became of it in the log, an append-only file.
+A line is on the disk before its request leaves, and another one before its reply counts. So a process that dies at any
+moment loses at most the replies to the requests in flight, and a later one counts those at their most. Lines:
+
+    sent    a request leaves; `most` tokens are all that it may use
+    answer  its reply; `used` tokens by the server's own count, or null
+    free    it was refused, or found no server, and cost nothing
+    lost    it got no reply; if it left, the server may charge for it, and it counts at its most
 """
 
 from __future__ import annotations
 
-import ipaddress
+import contextlib
 import json
+import os
 import re
+import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
-from athanor.base.errors import AthanorError, InputError, ParamsError
+from athanor.base.artifacts import fsync_dir
+from athanor.base.errors import InputError, ParamsError
 from athanor.base.work import Facts
-from athanor.sources.http import RetryableError, retry_after
+from athanor.sources.http import retry_after
 from athanor.synthesis.params import SyntheticParams
 from athanor.synthesis.requests import Request
 
-PATHS = {"anthropic": "/v1/messages", "openai": "/v1/chat/completions"}
-ANTHROPIC_VERSION = "2023-06-01"
-CONNECT_SECONDS = 30.0
-MAX_REPLY_BYTES = 64 << 20
-MIN_KEY_CHARS = 8  # a shorter one could not be searched for: it stands in ordinary text
-RETRYABLE_STATUSES = frozenset((408, 409, 425, 429))
-CUT_OFF = frozenset(("max_tokens", "length", "model_context_window_exceeded"))
-# Of error bodies: codes of a spent account, which OpenAI sends with the status of a busy server.
-SPENT = frozenset(("insufficient_quota", "billing_error", "billing_hard_limit_reached", "billing_not_active"))
-SPENT_TEXT = re.compile(r"credit balance|payment required", re.I)
-MASK = "***"
+INSTALL = "pip install -r requirements-side.txt"
+# This machine and its own network, for which no proxy is asked.
+LOCAL = re.compile(
+    r"localhost|[a-z][^.:]*|.+\.local(host)?|::1|(127|10)(\.\d+){3}|192\.168(\.\d+){2}|172\.(1[6-9]|2\d|3[01])(\.\d+){2}"
+)
+MIN_KEY_CHARS = 8  # a shorter one could not be searched for: it is in ordinary text
+MAX_RETRIES = 5  # of one request, when the server is busy or breaks off
+MAX_PAUSE_SECONDS = 120.0  # a server that asks for more is better asked another day
 
 
-class Rejected(Exception):
-    """This request is refused as it stands; another one may pass. Nothing is charged."""
+class Halt(BaseException):
+    """The request may not leave. No Exception: after those the SDKs try again."""
 
 
-class Key:
-    """A secret whose value goes into one header and never into a repr or a log."""
+class Ledger:
+    """The log of one name, and what was spent under it. Threads may share it; one process at a time may write."""
 
-    def __init__(self, value: str) -> None:
-        self._value = value
-        forms = {value, quote(value, safe=""), quote(value), json.dumps(value)[1:-1]}
-        self._forms = re.compile("|".join(map(re.escape, sorted(forms, key=lambda form: (-len(form), form)))))
+    def __init__(self, folder: Path, params: SyntheticParams) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / f"{params.name}.jsonl"
+        self.replies: dict[str, str] = {}  # by request
+        self.requests = self.tokens = 0  # spent
+        self.halt = threading.Event()  # nothing more is sent
+        self._params, self._turn = params, threading.Condition()
+        self._in_flight: dict[str, int] = {}  # by request, the most tokens it may use
+        self._file = open(self.path, "ab")
+        fsync_dir(folder)
+        for line in self.path.read_bytes().splitlines():
+            with contextlib.suppress(ValueError):  # of a process that was killed within a write
+                self._apply(json.loads(line))
+        self.requests += len(self._in_flight)  # when their process died
+        self.tokens += sum(self._in_flight.values())
+        self._in_flight.clear()
 
-    def __repr__(self) -> str:
-        return "Key(***)"
+    def reserve(self, request: Request) -> None:
+        """Enter a request that is about to leave; Halt if it might pass a limit, or nothing is sent any more.
 
-    def reveal(self) -> str:
-        return self._value
+        All in flight count at their most, so it waits for their replies, which may leave room.
+        """
+        budget, most = self._params.budget, request.input_tokens + self._params.max_output_tokens
+        with self._turn:
+            if request.identity in self._in_flight:  # an earlier try, which broke off
+                self.enter("lost", request)
+            while (
+                self.requests + len(self._in_flight) >= budget.requests
+                or self.tokens + sum(self._in_flight.values()) + most > budget.tokens
+            ):
+                if not self._in_flight:
+                    self.halt.set()
+                    break
+                self._turn.wait()
+            if self.halt.is_set():
+                raise Halt
+            self.enter("sent", request, most=most)
 
-    def scrub(self, text: str) -> str:
-        return self._forms.sub(MASK, text)
+    def enter(self, kind: str, request: Request, **facts: Any) -> None:
+        """Add a line, which is on the disk when it counts."""
+        line = {"type": kind, "request": request.identity, **facts, "time": int(time.time())}
+        with self._turn:
+            # On a line of its own, whatever a killed process left. What a full disk did not take stays ahead in the buffer.
+            self._file.write(b"\n" + json.dumps(line).encode())
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._apply(line)
+            self._turn.notify_all()
+
+    def _apply(self, line: Facts) -> None:
+        kind, request = line["type"], line["request"]
+        most = self._in_flight.pop(request, None)
+        if most is not None and kind != "free":
+            self.requests += 1
+            self.tokens += line.get("used") or most
+        if kind == "sent":
+            self._in_flight[request] = line["most"]
+        elif kind == "answer":
+            self.replies[request] = line["text"]
 
 
-def key_from(environment: Mapping[str, str], name: str | None) -> Key | None:
-    """The key in the named environment variable; InputError says what is wrong and never shows a value."""
-    if name is None:
-        return None
-    where = f"environment variable {name}"
-    value = environment.get(name, "").strip()
-    if not value:
-        fix = f"export {name}=..., or set synthetic.key_env to null for a server that wants no key"
-        raise InputError("holds no key", where=where, fix=fix)
-    if len(value) < MIN_KEY_CHARS or not re.fullmatch(r"[\x21-\x7e]+", value):
-        what = f"is no key: one is {MIN_KEY_CHARS} or more visible ASCII characters without spaces"
-        raise InputError(what, where=where, fix="copy the key again")
-    return Key(value)
+def is_local(base_url: str) -> bool:
+    """True for an address of this machine or its network; ParamsError for one that would not keep the key."""
+    parts = urlsplit(base_url)
+    local = bool(LOCAL.fullmatch(parts.hostname or ""))
+    if parts.scheme != "https" and not (parts.scheme == "http" and local) or parts.username or parts.query:
+        fix = "use https://host, or http:// for this machine and its network, without user and query"
+        raise ParamsError("key and text would be sent in the clear, or nowhere", where="synthetic.base_url", fix=fix)
+    return local
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What a server said. Without `text` it was no answer of its API, and `why` says so."""
-
-    text: str | None
-    why: str
-    cut: bool  # ended by the limit on its length
-    input_tokens: int | None
-    output_tokens: int | None
-    model: str  # by the server's own word, or ""
+def key_from(name: str | None) -> str:
+    """The key in an environment variable; InputError for one that cannot be a key, without showing it."""
+    # Without a key an SDK would look for one, and send it.
+    key = os.environ.get(name, "").strip() if name else "no-key-needed"
+    if len(key) < MIN_KEY_CHARS or not key.isascii() or not key.isprintable():
+        raise InputError("holds no key", where=f"environment variable {name}", fix=f"export {name}=...")
+    return key
 
 
-def address(api: str, base_url: str) -> str:
-    """Where questions go; ParamsError for a base that cannot be meant or would not keep the key."""
-
-    def invalid(what: str, fix: str) -> ParamsError:
-        return ParamsError(what, where="synthetic.base_url", fix=fix)
-
-    example = "use one like https://host or http://127.0.0.1:8080"
+def asker(params: SyntheticParams, key: str, ledger: Ledger) -> Callable[[Request], str]:
+    """A function that has a request answered and returns why it was not, or "". Threads may share it."""
+    is_anthropic = params.api == "anthropic"
     try:
-        parts = urlsplit(base_url)
-        host, _ = parts.hostname, parts.port
-    except ValueError as error:
-        raise invalid(f"no usable address ({error})", example) from None
-    if parts.scheme not in ("http", "https") or not host or re.search(r"\s", base_url):
-        raise invalid("no usable address", example)
-    if parts.username is not None or parts.query or parts.fragment:
-        raise invalid("holds a user, a query or a fragment", "leave them out; a key goes into the environment")
-    if parts.scheme == "http" and not local(host):
-        raise invalid(f"plain http to {host} would send key and text in the clear", "use https")
-    base, path = base_url.rstrip("/"), PATHS[api]
-    if base.endswith(path):
-        raise invalid(f"ends in {path}, which is added", f"leave {path} out")
-    return base + (path.removeprefix("/v1") if base.endswith("/v1") else path)
+        import httpx2
 
+        if is_anthropic:
+            import anthropic as sdk
+        else:
+            import openai as sdk
+    except ImportError:
+        raise InputError(f"the package {params.api} is not installed", fix=INSTALL) from None
+    current = threading.local()
 
-def local(host: str) -> bool:
-    """Whether a host is this machine or its own network, which no proxy is asked for."""
-    try:
-        ip = ipaddress.ip_address(host)
-    except ValueError:
-        return "." not in host or host.endswith((".localhost", ".local"))
-    return ip.is_loopback or ip.is_private or ip.is_link_local
+    class Metered(sdk.DefaultHttpxClient):
+        """Sends one try, if the budget has room for it."""
 
+        def send(self, *args: Any, **options: Any) -> Any:
+            ledger.reserve(current.request)
+            try:
+                reply = super().send(*args, **options)
+            except (httpx2.ConnectError, httpx2.ConnectTimeout):
+                ledger.enter("free", current.request)
+                raise
+            if not reply.is_success:
+                ledger.enter("free", current.request)
+            if (retry_after(reply.headers.get("Retry-After")) or 0) > MAX_PAUSE_SECONDS:
+                reply.headers["x-should-retry"] = "false"
+            return reply
 
-class Endpoint:
-    """Asks one server. Threads may share it."""
+    root = params.base_url.rstrip("/").removesuffix("/v1")
+    client = (sdk.Anthropic if is_anthropic else sdk.OpenAI)(
+        api_key=key,
+        base_url=root if is_anthropic else f"{root}/v1",
+        http_client=Metered(follow_redirects=False, trust_env=not is_local(root)),
+        timeout=params.timeout_seconds,
+        max_retries=MAX_RETRIES,
+    )
 
-    def __init__(self, params: SyntheticParams, key: Key | None) -> None:
-        self.api, self.url = params.api, address(params.api, params.base_url)
-        self.host = urlsplit(self.url).hostname or ""
-        self._params, self._key = params, key
-
-    def ask(self, request: Request) -> Answer:
-        """One try. RetryableError and Rejected concern this request; an AthanorError concerns all requests."""
-        import requests
-
-        deadline = time.monotonic() + self._params.timeout_seconds
-        limits = (min(CONNECT_SECONDS, self._params.timeout_seconds), self._params.timeout_seconds)
-        sent = False
+    def ask(request: Request) -> str:
+        current.request = request
         try:
-            with requests.Session() as session:
-                session.trust_env = not local(self.host)
-                # A function, for without one requests would look for a login in ~/.netrc.
-                session.auth = self._sign
-                options: Facts = {"timeout": limits, "stream": True, "allow_redirects": False}
-                with session.post(self.url, json=self._body(request), **options) as reply:
-                    sent = True
-                    return self._read(reply.status_code, reply.headers, self._receive(reply, deadline))
-        except (requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema) as error:
-            raise self._fatal(f"no usable address ({self._describe(error)})", "correct synthetic.base_url") from None
-        except requests.exceptions.SSLError as error:
-            raise self._fatal(
-                f"no secure connection ({self._describe(error)})", "check the host's certificate"
-            ) from None
-        except requests.exceptions.RequestException as error:
-            not_sent = isinstance(error, (requests.exceptions.ConnectTimeout, requests.exceptions.ProxyError))
-            raise RetryableError(
-                self._describe(error), charged=sent or not (not_sent or _never_connected(error))
-            ) from None
-        except OSError as error:
-            raise RetryableError(self._describe(error), charged=True) from None
+            text, used = _answer(client, params, request)
+            ledger.enter("answer", request, text=text.replace(key, "***"), used=used)
+        except Exception as error:  # of the SDK, or a reply of another shape
+            why = f"{type(error).__name__}: {error}"[:500].replace(key, "***")
+            ledger.enter("lost", request, why=why)
+            return why
+        return ""
 
-    def _sign(self, prepared: Any) -> Any:
-        if self.api == "anthropic":
-            prepared.headers["anthropic-version"] = ANTHROPIC_VERSION
-        if self._key is not None and self.api == "anthropic":
-            prepared.headers["x-api-key"] = self._key.reveal()
-        elif self._key is not None:
-            prepared.headers["Authorization"] = f"Bearer {self._key.reveal()}"
-        prepared.headers.update({"User-Agent": "athanor", "Accept-Encoding": "identity"})
-        return prepared
-
-    def _body(self, request: Request) -> Facts:
-        params = self._params
-        body: Facts = {"model": params.model}
-        if params.temperature is not None:
-            body["temperature"] = params.temperature
-        user_messages = [{"role": "user", "content": request.user}]
-        if self.api == "anthropic":
-            return {**body, "max_tokens": params.max_output_tokens, "system": request.system, "messages": user_messages}
-        system_messages = [{"role": "system", "content": request.system}]
-        return {**body, params.output_limit: params.max_output_tokens, "messages": [*system_messages, *user_messages]}
-
-    def _receive(self, reply: Any, deadline: float) -> bytes:
-        """The complete body; RetryableError for one that ends early or takes too long."""
-        from urllib3.exceptions import HTTPError
-
-        charged = reply.status_code == 200
-        body = bytearray()
-        try:
-            while piece := reply.raw.read1(1 << 16, decode_content=True):
-                body += piece
-                if time.monotonic() > deadline:
-                    raise RetryableError(
-                        f"the answer took more than {self._params.timeout_seconds:g} s", charged=charged
-                    )
-                if len(body) > MAX_REPLY_BYTES:
-                    raise self._fatal(f"an answer of more than {MAX_REPLY_BYTES >> 20} MiB", "check synthetic.base_url")
-        except HTTPError as error:
-            raise RetryableError(self._describe(error), charged=charged) from None
-        return bytes(body)
-
-    def _read(self, status: int, headers: Mapping[str, str], body: bytes) -> Answer:
-        text = body.decode("utf-8", errors="replace")
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError):
-            value = None
-        error_body = isinstance(value, dict) and value.get("error") and not {"content", "choices"} & value.keys()
-        if status == 200 and not error_body:
-            return self._answer(value)
-        kinds, message = _error(value, text)
-        what = self._scrub(f"HTTP {status}{': ' if message else ''}{' '.join(message.split())[:300]}")
-        if 300 <= status < 400:
-            raise self._fatal(f"{what} (sent elsewhere, where the key must not go)", "correct synthetic.base_url")
-        if status == 402 or kinds & SPENT or (status < 429 and SPENT_TEXT.search(message)):
-            raise self._fatal(f"the account is out of credit ({what})", "pay or raise its limit, then run this again")
-        if status in (401, 403):
-            name = self._params.key_env
-            fix = f"check the key in {name}, and what it may use" if name else "set synthetic.key_env: it wants a key"
-            raise self._fatal(f"the server does not let us in ({what})", fix)
-        if status in (404, 405):
-            raise self._fatal(what, "correct synthetic.model or synthetic.base_url")
-        if status in RETRYABLE_STATUSES or status >= 500:
-            raise RetryableError(what, retry_after(headers.get("Retry-After")))
-        if status == 200:  # a router whose server failed when the answer had begun
-            raise RetryableError(what, charged=True)
-        raise Rejected(what)
-
-    def _answer(self, value: Any) -> Answer:
-        usage = value.get("usage") if isinstance(value, dict) else None
-        usage = usage if isinstance(usage, dict) else {}
-        names = ("input_tokens", "output_tokens") if self.api == "anthropic" else ("prompt_tokens", "completion_tokens")
-        input_tokens, output_tokens = (usage.get(name) for name in names)
-        if _count(input_tokens) is not None:  # what a server kept from earlier questions is read all the same
-            input_tokens += sum(_count(usage.get(f"cache_{name}_input_tokens")) or 0 for name in ("creation", "read"))
-        tokens = {"input_tokens": _count(input_tokens), "output_tokens": _count(output_tokens)}
-        model = value.get("model") if isinstance(value, dict) else None
-        # A local server may name its model by its file; the folder is private and left out.
-        model = self._scrub(model)[:200] if isinstance(model, str) else ""
-        model = model.rpartition("/")[2] if model.startswith("/") else model
-        try:
-            text, end = _anthropic(value) if self.api == "anthropic" else _openai(value)
-        except (KeyError, IndexError, TypeError, AttributeError):
-            return Answer(None, f"not an answer of the {self.api} API", cut=False, model=model, **tokens)
-        return Answer(self._scrub(text), "", cut=end in CUT_OFF, model=model, **tokens)
-
-    def _fatal(self, what: str, fix: str) -> AthanorError:
-        return InputError(what, where=self._scrub(self.url), fix=fix)
-
-    def _describe(self, error: BaseException) -> str:
-        return self._scrub(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
-
-    def _scrub(self, text: str) -> str:
-        return text if self._key is None else self._key.scrub(text)
+    return ask
 
 
-def _never_connected(error: BaseException) -> bool:
-    """Whether no connection to the server was made: no such name, no route, or no listener."""
-    from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
-
-    reason = getattr(error.args[0] if error.args else None, "reason", None)
-    return isinstance(reason, (NewConnectionError, ConnectTimeoutError))
-
-
-def _anthropic(value: Any) -> tuple[str, str]:
-    blocks = [block["text"] for block in value["content"] if block["type"] == "text"]
-    return _text("".join(blocks)), str(value.get("stop_reason"))
-
-
-def _openai(value: Any) -> tuple[str, str]:
-    choice = value["choices"][0]
-    return _text(choice["message"]["content"]), str(choice.get("finish_reason"))
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    return value
-
-
-def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
-
-
-def _error(value: Any, text: str) -> tuple[set[str], str]:
-    """Type and code of an error body, and its message; both APIs hold them in `error`."""
-    details = value.get("error") if isinstance(value, dict) else None
-    if isinstance(details, str):
-        return set(), details
-    if not isinstance(details, dict):
-        return set(), text[:300]
-    message = details.get("message")
-    return {str(details[name]) for name in ("type", "code") if details.get(name)}, message if isinstance(
-        message, str
-    ) else ""
+def _answer(client: Any, params: SyntheticParams, request: Request) -> tuple[str, int | None]:
+    """Text of a reply, and the tokens used; any exception for a reply of another shape."""
+    user = {"role": "user", "content": request.user}
+    if params.api == "anthropic":
+        limits = {"model": params.model, "max_tokens": params.max_output_tokens}
+        reply = client.messages.create(system=request.system, messages=[user], **limits)
+        return reply.content[0].text, reply.usage.input_tokens + reply.usage.output_tokens
+    limits = {"model": params.model, params.output_limit: params.max_output_tokens}
+    reply = client.chat.completions.create(messages=[{"role": "system", "content": request.system}, user], **limits)
+    return reply.choices[0].message.content, reply.usage and reply.usage.total_tokens

@@ -1,27 +1,27 @@
-"""The list of requests: decided by parameters and material alone, and a longer list begins with the shorter one."""
+"""The list of requests: decided by parameters and documents alone, and a longer list begins with the shorter one."""
 
 from __future__ import annotations
 
-import functools
-import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
+import heapq
+import random
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from athanor.base.artifacts import digest
-from athanor.base.errors import InputError, ParamsError
-from athanor.synthesis.material import Passage, examples, passages, rank
-from athanor.synthesis.params import SyntheticCategory, SyntheticParams
-from athanor.text.conversations import Messages
+from athanor.base.errors import InputError
+from athanor.synthesis.params import SyntheticParams
+from athanor.text.documents import read_sources
 
 # Chat templates add roles and separators to what is sent: this many tokens at most, for two messages.
 TEMPLATE_TOKENS = 64
-TURN = '{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}'
+MIN_PASSAGE_CHARS = 300
 SYSTEM = """You write training conversations for a small language model.
 Answer with JSON and nothing else: no word before it or after it, no code fence.
-Its form: {{"conversations": [{{"messages": [{turn}]}}]}}
-Write {conversations}, each with {pairs}. Roles are user and assistant in turn, user first, and no content is empty.
+Its form: {{"conversations": [{{"messages": [{{"role": "user", "content": "..."}}, {{"role": "assistant", "content": "..."}}]}}]}}
+Number of conversations: {conversations}. Questions, each with its answer, in one conversation: {pairs}.
+Roles are user and assistant in turn, user first, and no content is empty.
 Conversations differ in what is asked and how it is put: length, tone, form, level. Do not open them alike.
 A user's message must make sense to somebody who sees nothing else: quote or paste what it is about.
 Answers are direct, correct and complete. No apologies, no disclaimers, no talk of what the assistant is."""
@@ -32,146 +32,48 @@ class Request:
     """One question to the other model."""
 
     category: str
+    pairs: int
     system: str
     user: str
-    pairs: int
-    passage: Passage | None
-    identity: str  # of everything that decides the answer; an answered request is never sent again
+    document: str  # id of the one that the passage is from
+    document_license: str
+    identity: str  # of everything that decides the reply; an answered request is never sent again
 
     @property
-    def worst_input_tokens(self) -> int:
-        """No byte-level tokenizer makes more tokens than bytes."""
-        return len(self.system.encode()) + len(self.user.encode()) + TEMPLATE_TOKENS
+    def input_tokens(self) -> int:
+        """At most: no byte-level tokenizer makes more tokens than bytes."""
+        return len((self.system + self.user).encode()) + TEMPLATE_TOKENS
 
 
-def plan_requests(params: SyntheticParams, documents: Path, seeds: Path) -> list[Request]:
-    """All requests, in the order they are sent."""
-    order = categories(params)
-    counts = {name: order.count(name) for name in params.categories}
-    active = {name: category for name, category in params.categories.items() if counts[name]}
-    passage_count = sum(counts[name] for name, category in active.items() if category.passage)
-    next_passages = iter(_passages(params, documents, passage_count))
-    pools = _pools(active, counts, seeds, params.seed)
-    turns = dict.fromkeys(active, 0)
-    requests = []
-    for name in order:
-        category = active[name]
-        passage = next(next_passages) if category.passage else None
-        chosen_examples = _pick_examples(
-            pools.get(name, []), category.examples, params.seed, name, turns[name], passage
-        )
-        turns[name] += 1
-        requests.append(_request(params, name, category, passage, chosen_examples))
-    return _distinct(requests)
-
-
-def categories(params: SyntheticParams) -> list[str]:
-    """The category of each request. Every prefix of the list is as near to the shares as whole requests can be."""
-    counts = dict.fromkeys(params.categories, 0)
-    order = []
-    for number in range(1, params.requests + 1):
-        shortfalls = {name: category.share * number - counts[name] for name, category in params.categories.items()}
-        name = max(shortfalls, key=lambda key: (round(shortfalls[key], 9), key))
-        counts[name] += 1
-        order.append(name)
-    return order
-
-
-def _passages(params: SyntheticParams, documents: Path, count: int) -> list[Passage]:
-    if not count:
-        return []
-    available = passages(
-        documents, count, seed=params.seed, sources=params.sources, chars=params.passage_chars,
-        min_chars=params.min_passage_chars,
-    )  # fmt: skip
-    if len(available) < count:
-        what = f"{count:,} requests want a passage each, and the documents have {len(available):,}"
-        fix = "lower requests, passage_chars or min_passage_chars, or add documents"
+def plan_requests(params: SyntheticParams, documents: Path) -> list[Request]:
+    """All requests, in the order they are sent; each shows another passage of the documents below a folder."""
+    shares = [category.share for category in params.categories.values()]
+    names = random.Random(params.seed).choices(list(params.categories), shares, k=params.requests)
+    passages = heapq.nsmallest(params.requests, _passages(params, documents))
+    if len(passages) < params.requests:
+        what = f"{params.requests:,} requests want a passage each, and the documents have {len(passages):,}"
+        fix = "lower requests or passage_chars, or add documents"
         raise InputError(what, where="synthetic.requests", fix=fix)
-    return available
+    return [_request(params, name, *passage[2:]) for name, passage in zip(names, passages, strict=True)]
 
 
-def _pools(
-    active: Mapping[str, SyntheticCategory], counts: Mapping[str, int], seeds: Path, seed: int
-) -> dict[str, list[Messages]]:
-    """The example conversations for each category that shows some."""
-    with_examples = {name: category for name, category in active.items() if category.examples}
-    pool = examples(seeds, seed) if with_examples else []
-    for name, category in with_examples.items():
-        combinations = math.comb(len(pool), category.examples)
-        if len(pool) < category.examples or (not category.passage and combinations < counts[name]):
-            what = f"{counts[name]:,} requests want {category.examples} examples each, {seeds} has {len(pool):,}"
-            fix = "add conversations there, or set passage to true"
-            raise InputError(what, where=f"synthetic.categories.{name}.examples", fix=fix)
-    return dict.fromkeys(with_examples, pool)
+def _passages(params: SyntheticParams, folder: Path) -> Iterator[tuple[int, str, str, str, str]]:
+    """Each passage with its rank (two parts), and the id and license of its document.
+
+    One passage of every document comes before the second of any, by hashes of seed and content: so a corpus that grows
+    changes few requests.
+    """
+    pattern = re.compile(rf"\S.{{{MIN_PASSAGE_CHARS - 1},{params.passage_chars - 1}}}(?=\s|\Z)", re.DOTALL)
+    for document in read_sources(folder):
+        if params.sources is None or document.source in params.sources:
+            found = {(digest([params.seed, text]), text) for text in pattern.findall(document.text)}
+            for number, (rank, text) in enumerate(sorted(found)):
+                yield number, rank, text, document.id, document.license
 
 
-def _pick_examples(
-    pool: Sequence[Messages], count: int, seed: int, name: str, turn: int, passage: Passage | None
-) -> list[Messages]:
-    """Examples for one request: a random choice if it has a passage, else the next unused combination."""
-    if not count:
-        return []
-    if passage is not None:
-        key = f"{name}:{passage.document}:{passage.text}"
-        best = sorted(range(len(pool)), key=lambda number: rank(seed, f"{key}:{number}"))[:count]
-        return [pool[number] for number in best]
-    return [pool[number] for number in _combination(len(pool), count, turn)]
-
-
-@functools.cache
-def _combination(size: int, count: int, turn: int) -> tuple[int, ...]:
-    """The combination for `turn`: all `math.comb(size, count)` ones come once, and consecutive ones differ widely."""
-    total = math.comb(size, count)
-    step = max(1, int(total * 0.6180339887))
-    while math.gcd(step, total) > 1:
-        step += 1
-    position = turn * step % total
-    picked, first = [], 0
-    for remaining in range(count, 0, -1):
-        while (block := math.comb(size - first - 1, remaining - 1)) <= position:
-            position, first = position - block, first + 1
-        picked.append(first)
-        first += 1
-    return tuple(picked)
-
-
-def _request(
-    params: SyntheticParams,
-    name: str,
-    category: SyntheticCategory,
-    passage: Passage | None,
-    chosen_examples: Iterable[Messages],
-) -> Request:
-    conversations = _counted(params.conversations_per_request, "conversation")
-    pairs = f"{_counted(category.pairs, 'question')} and {'its answer' if category.pairs == 1 else 'their answers'}"
-    system = SYSTEM.format(turn=TURN, conversations=conversations, pairs=pairs)
-    sections = [category.task.strip()]
-    for messages in chosen_examples:
-        example = json.dumps(
-            {"messages": [{"role": m.role, "content": m.content} for m in messages]}, ensure_ascii=False
-        )
-        sections.append(f"An example of the kind, not to be repeated:\n{example}")
-    if passage is not None:
-        sections.append(f"The text it is about:\n<text>\n{passage.text}\n</text>")
-    user = "\n\n".join(sections)
-    identifying_facts = {
-        "api": params.api, "base_url": params.base_url.rstrip("/"), "model": params.model, "system": system,
-        "user": user, "max_output_tokens": params.max_output_tokens, "temperature": params.temperature,
-    }  # fmt: skip
-    return Request(name, system, user, category.pairs, passage, digest(identifying_facts)[:32])
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def _distinct(requests: list[Request]) -> list[Request]:
-    """ParamsError if two requests are equal: the answer would be paid for once and counted twice."""
-    identities: set[str] = set()
-    for request in requests:
-        if request.identity in identities:
-            fix = "documents repeat each other: lower requests, or make the categories' tasks different"
-            raise ParamsError("two requests are the same", where=f"synthetic.categories.{request.category}", fix=fix)
-        identities.add(request.identity)
-    return requests
+def _request(params: SyntheticParams, name: str, passage: str, document: str, license: str) -> Request:
+    category = params.categories[name]
+    system = SYSTEM.format(conversations=params.conversations_per_request, pairs=category.pairs)
+    user = f"{category.task.strip()}\n\nThe text it is about:\n<text>\n{passage}\n</text>"
+    deciding = (params.api, params.base_url, params.model, params.max_output_tokens, system, user)
+    return Request(name, category.pairs, system, user, document, license, digest(deciding)[:32])

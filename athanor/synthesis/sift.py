@@ -1,155 +1,99 @@
-"""Which conversations are kept, and the gates: data that repeats itself, leaks or has a bad habit is not written."""
+"""Replies as conversations, which of them are kept, and the gates that all of them together must pass."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from athanor.base.errors import GateError
+from athanor.base.errors import GateError, InputError
 from athanor.cleaning import near
 from athanor.synthesis.params import SyntheticGates
 from athanor.synthesis.requests import Request
 from athanor.text import habits
-from athanor.text.conversations import Messages
+from athanor.text.conversations import Message, Messages, check_messages
 from athanor.words.decontaminate import ItemIndex
-from athanor.words.words import Words, ngrams, tokenise, words_of
+from athanor.words.words import words_of
 
-HABITS: dict[str, Callable[[str], bool]] = {
-    "identity": habits.identity_leak,
-    "refusal": habits.refusal_opening,
-    "hedge": habits.hedge_opening,
-    "truncated": habits.truncated,
-}
-DROPS = (*HABITS, "leaked", "near_duplicate")
-NEAR_DUPLICATE_SIMILARITY = 0.8  # Jaccard similarity of the 5-grams of words, as for documents
-GRAM, BLOCK_GRAMS = 4, 10_000  # in blocks of one size, for the share of different n-grams falls with the length
-OPENING_WORDS = 3  # at most, of the first clause: "Great question!" is one, whatever follows
+HABITS = (habits.identity_leak, habits.refusal_opening, habits.hedge_opening, habits.truncated)
+SIMILARITY = 0.8  # of near duplicates: Jaccard similarity of the 5-grams of words, as for documents
 CLAUSE = re.compile(r"[.,:;!?\n]")
-OPENING_MIN_ANSWERS = 20  # answers: of fewer, a few that begin alike prove nothing
+OPENING_WORDS = 3  # at most, of the first clause: "Great question!" is one, whatever follows
+OPENING_MIN_ANSWERS = 20  # of fewer, a few that begin alike prove nothing
 
 
 @dataclass(frozen=True)
 class Row:
-    """One conversation of an answer."""
+    """A line of the result."""
 
     messages: Messages
-    request: Request
-
-    @property
-    def text(self) -> str:
-        return "\n".join(message.content for message in self.messages)
-
-    def answers(self) -> Iterator[str]:
-        return (message.content for message in self.messages if message.role == "assistant")
+    category: str
+    request: str
+    document: str
+    document_license: str
+    left_out: str | None  # why: habit, leaked or near_duplicate
 
 
-@dataclass(frozen=True)
-class Measures:
-    """Measures of all well-formed conversations, before any is left out."""
-
-    distinct_prompts: float
-    distinct_4grams: float
-    opening: str  # the commonest first words of answers
-    opening_share: float
-
-
-def sift(rows: Sequence[Row], index: ItemIndex, max_ngram_conversations: int) -> list[str | None]:
-    """For each row the reason to leave it out, one of DROPS, or None."""
-    reasons = [
-        next((name for name, has_habit in HABITS.items() if any(map(has_habit, row.answers()))), None) for row in rows
-    ]
-
-    def remaining_numbers() -> list[int]:
-        return [number for number, reason in enumerate(reasons) if reason is None]
-
-    def mark_leaks() -> None:
-        numbers = remaining_numbers()
-        chats = [rows[number].messages for number in numbers]
-        matches = index.conversation_matches(chats, max_ngram_documents=max_ngram_conversations)
-        for number, item in zip(numbers, matches, strict=True):
-            reasons[number] = "leaked" if item is not None else None
-
-    # Before the repeats, which would hide how often an item came, and after: of fewer conversations more n-grams count.
-    mark_leaks()
-    numbers = remaining_numbers()
-    for repeat in _repeats([rows[number].text for number in numbers]):
-        reasons[numbers[repeat]] = "near_duplicate"
-    mark_leaks()
-    return reasons
+def parse(text: str) -> list[Messages]:
+    """The conversations of a reply, user first; none at all if anything is not of the form that was asked for."""
+    # Some models put every JSON into a code fence, against the instructions.
+    bare = text.strip().removeprefix("```json").removesuffix("```")
+    try:
+        found = [tuple(Message(**message) for message in row["messages"]) for row in json.loads(bare)["conversations"]]
+        for messages in found:
+            check_messages((Message("system", "none"), *messages), "")
+            text_of(messages).encode()  # a lone surrogate cannot be written
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, InputError):
+        return []
+    return found
 
 
-def _repeats(texts: Sequence[str]) -> list[int]:
-    """Numbers of the texts that nearly repeat an earlier one."""
-    return sorted(near.repeating(texts, NEAR_DUPLICATE_SIMILARITY))
+def text_of(messages: Messages) -> str:
+    return "\n".join(message.content for message in messages)
 
 
-def measure(rows: Sequence[Row]) -> Measures:
-    prompts = {" ".join(words_of(row.messages[0].content)) for row in rows}
-    openings = Counter(_opening(answer) for row in rows for answer in row.answers())
-    answers = sum(openings.values())
-    opening, count = min(openings.items(), key=lambda item: (-item[1], item[0]), default=("", 0))
-    return Measures(
-        distinct_prompts=len(prompts) / max(len(rows), 1),
-        distinct_4grams=_distinct_grams(tokenise([row.text for row in rows]).words),
-        opening=opening,
-        opening_share=count / answers if answers >= OPENING_MIN_ANSWERS else 0.0,
-    )
+def answers(messages: Messages) -> list[str]:
+    return [message.content for message in messages[1::2]]
 
 
-def _opening(answer: str) -> str:
-    first = next((words for clause in CLAUSE.split(answer) if (words := words_of(clause))), [])
-    return " ".join(first[:OPENING_WORDS])
+def sift(parsed: Mapping[Request, Sequence[Messages]], index: ItemIndex, max_ngram_conversations: int) -> list[Row]:
+    """A row of each conversation, with the reason to leave it out, if any."""
+    chats = [(request, messages) for request, found in parsed.items() for messages in found]
+    leaked = index.conversation_matches([chat for _, chat in chats], max_ngram_documents=max_ngram_conversations)
+    repeats = near.repeating([text_of(chat) for _, chat in chats], SIMILARITY)
+    rows = []
+    for number, (request, chat) in enumerate(chats):
+        habit = any(has_habit(answer) for has_habit in HABITS for answer in answers(chat))
+        why = "habit" if habit else "leaked" if leaked[number] else "near_duplicate" if number in repeats else None
+        rows.append(Row(chat, request.category, request.identity, request.document, request.document_license, why))
+    return rows
 
 
-def _distinct_grams(words: Words) -> float:
-    """Different n-grams among all, the mean over blocks of BLOCK_GRAMS; a rest under half a block counts nowhere."""
-    grams = ngrams(words, GRAM).hashes
-    blocks = [grams[start : start + BLOCK_GRAMS] for start in range(0, len(grams), BLOCK_GRAMS)]
-    blocks = [block for block in blocks if len(block) >= BLOCK_GRAMS / 2] or blocks
-    return float(np.mean([len(np.unique(block)) / len(block) for block in blocks])) if blocks else 0.0
+def check(gates: SyntheticGates, rows: Sequence[Row], replies: int, malformed: int) -> dict[str, float]:
+    """Measures of all well-formed conversations; GateError with every gate that does not hold.
 
-
-def check(
-    gates: SyntheticGates, measures: Measures, drops: Counter[str], conversations: int, malformed: int, answers: int
-) -> None:
-    """GateError with everything that is out of line, and what to change. `answers` includes requests without one."""
-    total = max(conversations, 1)
-    remaining = conversations - sum(drops.values())
-    habit_counts = {name: drops[name] for name in HABITS if drops[name]}
-    maxima = (
-        ("max_malformed_share", malformed / max(answers, 1), "malformed answers",
-         "raise max_output_tokens, ask for fewer conversations_per_request, or use a model that keeps to a form"),
-        ("max_habit_share", sum(habit_counts.values()) / total, f"bad habits ({_listed(habit_counts)})",
-         "say in the task what to avoid, raise max_output_tokens if they are cut off, or use another model"),
-        ("max_leaked_share", drops["leaked"] / total, "conversations with an item of the battery",
-         "reword the task: it asks for what the battery asks"),
-        ("max_near_duplicate_share", drops["near_duplicate"] / total, "near duplicates",
-         "show more (passages, more examples), more categories, fewer conversations_per_request, a higher temperature"),
-        ("max_opening_share", measures.opening_share, f"answers that begin with '{measures.opening}'",
-         "ask for other openings in the tasks, or add categories"),
-    )  # fmt: skip
-    minima = (
-        ("min_distinct_prompts", measures.distinct_prompts, "different first questions",
-         "show more (passages, more examples), more categories, fewer conversations_per_request"),
-        ("min_distinct_4grams", measures.distinct_4grams, "different 4-grams of words",
-         "show more (passages, more examples), more categories, a higher temperature"),
-    )  # fmt: skip
-    bad = [row for row in maxima if row[1] > getattr(gates, row[0])]
-    bad += [row for row in minima if row[1] < getattr(gates, row[0])]
-    failing = [
-        (f"{what} are {value:.1%}, gates.{key} is {getattr(gates, key):.1%}", fix) for key, value, what, fix in bad
-    ]
-    if remaining < gates.min_conversations:
-        what = f"{remaining:,} conversations are left, gates.min_conversations is {gates.min_conversations:,}"
-        failing.append((what, "raise synthetic.requests or the budget"))
+    `replies` are all that were asked for, also those that did not come; `malformed` counts these, too.
+    """
+    drops, total = Counter(row.left_out for row in rows), max(len(rows), 1)
+    given = [answer for row in rows for answer in answers(row.messages)]
+    openings = Counter(tuple(words_of(CLAUSE.split(answer.strip())[0])[:OPENING_WORDS]) for answer in given)
+    measures = {
+        "max_malformed_share": malformed / max(replies, 1),
+        "max_habit_share": drops["habit"] / total,
+        "max_leaked_share": drops["leaked"] / total,
+        "max_near_duplicate_share": drops["near_duplicate"] / total,
+        "max_opening_share": max(openings.values(), default=0) / max(len(given), OPENING_MIN_ANSWERS),
+        "min_distinct_prompts": len({tuple(words_of(row.messages[0].content)) for row in rows}) / total,
+        "min_conversations": drops[None],
+    }
+    failing = []
+    for name, value in measures.items():
+        limit = getattr(gates, name)
+        if value > limit if name.startswith("max") else value < limit:
+            failing.append(f"{value:.3g} for gates.{name}: {limit:g}")
     if failing:
-        fixes = "; ".join(dict.fromkeys(fix for _, fix in failing))
-        raise GateError("synthetic data", "; ".join(what for what, _ in failing), where="synthetic", fix=fixes)
-
-
-def _listed(counts: dict[str, int]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
+        fix = "change the tasks, the model or the gate (docs/synthetic.md, Gates); every reply is kept"
+        raise GateError("synthetic data", ", ".join(failing), where="synthetic", fix=fix)
+    return measures

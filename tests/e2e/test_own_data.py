@@ -134,7 +134,6 @@ def test_private_text_stays_out_of_git(walk):
         "corpus/README.md",
         "corpus/notes.dvc",
         "corpus/qa.jsonl.dvc",
-        "corpus/seeds/README.md",
     ]
     assert "up to date" in walk.clone.dvc("status").stdout
 
