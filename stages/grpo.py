@@ -2,48 +2,33 @@
 
 from __future__ import annotations
 
-import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
-from athanor.base.artifacts import manifest_digest, read_manifest
-from athanor.model.device import prepare
-from athanor.rewards.params import KIND, VERSION
+from athanor.rewards.params import VERSION
 from athanor.rewards.rewards import functions
 from athanor.runtime.machine import machine
 from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
-from athanor.tuning import model, trainer
+from athanor.tuning import trainer
 from athanor.tuning.params import GrpoParams, SideParams
-from athanor.tuning.rows import Template
 
-DATA, OUT = Path("data/grpo"), Path("models/grpo")
-SHOWN = 8  # answers kept for reading, at each save
+SHOWN = 8  # answers kept for reading at each save
 
 
 def run(run: Run) -> None:
     side, params = run.params("side", SideParams), run.params("grpo", GrpoParams)
-    model.libraries("transformers", "peft", "datasets", "trl")
-    read_manifest(DATA, KIND, VERSION)
-    parents = {"base": model.base_digest(side.base), "data": manifest_digest(DATA)}
-    recipe = {"side": {**dataclasses.asdict(side), "base": ""}, "grpo": dataclasses.asdict(params)}
-    local = machine()
-    device = prepare(local.device, local.threads)
+    made: list[Any] = []
 
-    def build(folder: Path) -> Any:
-        from datasets import load_dataset
+    def make(settings: dict[str, Any], causal: Any, tokenizer: Any, data: Any, lora: Any) -> Any:
         from trl import GRPOConfig
 
         from athanor.tuning.policy import PolicyTrainer, rollout
 
-        tokenizer = Template(model.load_tokenizer(side.base), side.base).tokenizer
-        causal = model.load_model(side)
-        rows = params.questions_per_step * params.answers_per_question
-        settings = trainer.arguments(params, side, rows, params.steps, folder, device.type)
         ends = causal.generation_config.eos_token_id
         stop_ids = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])}
         rewards, weights = functions(params.rewards, stop_ids=stop_ids)
-        data = load_dataset("json", data_files={s: str(DATA / f"{s}.jsonl") for s in ("train", "val")})
         options = GRPOConfig(
             **settings,
             num_generations=params.answers_per_question,
@@ -56,21 +41,34 @@ def run(run: Run) -> None:
             epsilon_high=params.clip_high,
             loss_type=params.loss,
             reward_weights=weights,
-            disable_dropout=True,  # the trainer's chances of a token are the sampler's then
             router_aux_loss_coef=0.0,
+            disable_dropout=True,  # a token's chance is the same when it is drawn and when it is learned from
         )
-        return PolicyTrainer(
-            causal,
-            rewards,
-            options,
-            data["train"],
-            data["val"],
-            tokenizer,
-            peft_config=model.lora_config(side, causal),
-            rollout_func=rollout,
-        )
+        made[:] = [
+            PolicyTrainer(
+                causal,
+                rewards,
+                options,
+                data["train"],
+                data["val"],
+                tokenizer,
+                peft_config=lora,
+                rollout_func=rollout,
+            )
+        ]
+        return made[0]
 
-    trainer.train(run, "grpo", OUT, side, params, recipe, parents, params.steps, build)
+    def show(step: int, folder: Path) -> None:
+        """Add some of the last answers to a file of the run."""
+        logs, file = made[0]._logs, folder.parent / "answers.jsonl"
+        columns = {"prompt": logs["prompt"], "answer": logs["completion"], **logs["rewards"]}
+        rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        with file.open("a", encoding="utf-8") as out:
+            out.writelines(f"{json.dumps({'step': step, **row})}\n" for row in rows[:: max(1, len(rows) // SHOWN)])
+        run.attach(file)
+
+    rows = params.questions_per_step * params.answers_per_question
+    trainer.train(run, "grpo", side, params, rows, machine(), make, show, VERSION)
 
 
 if __name__ == "__main__":

@@ -52,18 +52,21 @@ def rollout(prompts: Sequence[Sequence[dict[str, str]]], trainer: GRPOTrainer) -
     ).to(model.device)
     tokens, seen = encoded["input_ids"], encoded["attention_mask"]
     asked = [ids[mask.bool()].tolist() for ids, mask in zip(tokens, seen, strict=True)]
-    rows, ends = torch.arange(len(asked), device=model.device), torch.tensor(trainer.eos_token_ids, device=model.device)
-    answers = torch.full((len(asked), trainer.max_completion_length), -1, device=model.device)
-    chances, cache = torch.zeros(answers.shape, device=model.device), DynamicCache(config=model.config)
+    answers: list[list[int]] = [[] for _ in asked]
+    chances: list[list[float]] = [[] for _ in asked]
+    cache, ends = DynamicCache(config=model.config), torch.tensor(trainer.eos_token_ids, device=model.device)
+    rows = torch.arange(len(asked), device=model.device)
     model.eval()
     with torch.no_grad(), trainer.accelerator.autocast():
-        for number in range(trainer.max_completion_length):
+        for _ in range(trainer.max_completion_length):
             positions = (seen.cumsum(1) - 1).clamp(min=0)[:, -tokens.size(1) :]
             context = {"attention_mask": seen, "position_ids": positions, "past_key_values": cache, "use_cache": True}
             logits = model(input_ids=tokens, logits_to_keep=1, **context).logits[:, -1]
             logp = (logits.float() / trainer.temperature).log_softmax(-1)
             tokens = logp.exp().multinomial(1) if training else logp.argmax(-1, keepdim=True)
-            answers[rows, number], chances[rows, number] = tokens[:, 0], logp.gather(1, tokens)[:, 0]
+            for row, token, chance in zip(rows.tolist(), tokens.tolist(), logp.gather(1, tokens).tolist(), strict=True):
+                answers[row] += token
+                chances[row] += chance
             going = ~torch.isin(tokens[:, 0], ends)
             if not going.any():
                 break
@@ -71,8 +74,4 @@ def rollout(prompts: Sequence[Sequence[dict[str, str]]], trainer: GRPOTrainer) -
             rows, seen, tokens = rows[going], seen[going], tokens[going]
             seen = torch.cat([seen, torch.ones_like(tokens)], 1)
     model.train(training)
-    lengths = (answers >= 0).sum(1).tolist()
-    drawn, logps = (
-        [row[:length].tolist() for row, length in zip(table, lengths, strict=True)] for table in (answers, chances)
-    )
-    return {"prompt_ids": asked, "completion_ids": drawn, "logprobs": logps}
+    return {"prompt_ids": asked, "completion_ids": answers, "logprobs": chances}
