@@ -19,15 +19,14 @@ SHOWN = 8  # answers kept for reading at each save
 
 def run(run: Run) -> None:
     side, params = run.params("side", SideParams), run.params("grpo", GrpoParams)
-    made: list[Any] = []
+    stop_ids: set[int] = set()  # and the last answers: both are TRL's, and known when its trainer is made
+    logs: dict[str, Any] = {}
 
     def make(settings: dict[str, Any], causal: Any, tokenizer: Any, data: Any, lora: Any) -> Any:
         from trl import GRPOConfig
 
         from athanor.tuning.policy import PolicyTrainer, rollout
 
-        ends = causal.generation_config.eos_token_id
-        stop_ids = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])}
         rewards, weights = functions(params.rewards, stop_ids=stop_ids)
         options = GRPOConfig(
             **settings,
@@ -44,23 +43,23 @@ def run(run: Run) -> None:
             router_aux_loss_coef=0.0,
             disable_dropout=True,  # a token's chance is the same when it is drawn and when it is learned from
         )
-        made[:] = [
-            PolicyTrainer(
-                causal,
-                rewards,
-                options,
-                data["train"],
-                data["val"],
-                tokenizer,
-                peft_config=lora,
-                rollout_func=rollout,
-            )
-        ]
-        return made[0]
+        policy = PolicyTrainer(
+            causal,
+            rewards,
+            options,
+            data["train"],
+            data["val"],
+            tokenizer,
+            peft_config=lora,
+            rollout_func=rollout,
+        )
+        stop_ids.update(policy.eos_token_ids)
+        logs.update(policy._logs)
+        return policy
 
     def show(step: int, folder: Path) -> None:
         """Add some of the last answers to a file of the run."""
-        logs, file = made[0]._logs, folder.parent / "answers.jsonl"
+        file = folder.parent / "answers.jsonl"
         columns = {"prompt": logs["prompt"], "answer": logs["completion"], **logs["rewards"]}
         rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
         with file.open("a", encoding="utf-8") as out:

@@ -10,7 +10,7 @@ from athanor.base.errors import InputError, ParamsError
 from athanor.sources import messages
 from athanor.sources.addresses import is_local
 from athanor.text.conversations import Message, Messages, check_messages
-from athanor.text.rows import MalformedRow, check_text
+from athanor.text.rows import MalformedRow
 from athanor.tuning.pair_params import PairsSource
 from athanor.tuning.rows import Template
 from athanor.words.decontaminate import ItemIndex
@@ -40,29 +40,30 @@ def read_pairs(source: PairsSource, left_out: Counter[str]) -> Iterator[Pair]:
 
 def parse(source: PairsSource, row: Mapping[str, Any], where: str) -> Pair | str:
     """The pair of a row, or the reason for leaving it out. MalformedRow says what is wrong with the row."""
-
-    def turns(column: str, role: str) -> Messages:
-        """The messages of a column; a text is one of `role`."""
-        if isinstance(row[column], list):
-            return tuple(messages.parse(source.as_messages(column), row, where)) or (Message(role, ""),)
-        return (Message(role, check_text(row[column], where, column, messages.MAX_ROW_BYTES)),)
-
-    asked = turns(source.prompt, "user") if source.prompt else ()
-    *before, chosen = turns(source.chosen, "assistant")
-    *other, rejected = turns(source.rejected, "assistant")
-    prompt = tuple(before) or asked
-    if before != other or prompt[len(prompt) - len(asked) :] != asked:
-        what = "prompt, chosen and rejected do not begin with the same messages"
-        fix = "correct the row; or set prompt to null in params.yaml, if its column is not what was asked"
-        raise MalformedRow(what, where=where, fix=fix)
-    if not chosen.content.strip() or not rejected.content.strip():
-        return "empty"
-    try:
-        for answer in (chosen, rejected):
+    asked = as_turns(row[source.prompt], "user") if source.prompt else []
+    prompts, answers = [], []
+    for column in (source.chosen, source.rejected):
+        if not (turns := as_turns(row[column], "assistant")):
+            return "empty"
+        whole = {column: turns if len(turns) > 1 else asked + turns}
+        *prompt, answer = messages.parse(source.as_messages(column), whole, where)
+        if not answer.content.strip():
+            return "empty"
+        try:
             check_messages((*prompt, answer), where)
-    except InputError as error:
-        raise MalformedRow(error.what, where=error.where, fix="name the columns in params.yaml") from None
-    return "equal_answers" if chosen.content.strip() == rejected.content.strip() else Pair(prompt, chosen, rejected)
+        except InputError as error:
+            raise MalformedRow(error.what, where=error.where, fix="name the columns in params.yaml") from None
+        prompts.append(tuple(prompt))
+        answers.append(answer)
+    if prompts[0] != prompts[1]:
+        fix = "correct the row, or the columns in params.yaml"
+        raise MalformedRow("chosen and rejected do not begin with the same messages", where=where, fix=fix)
+    return "equal_answers" if answers[0] == answers[1] else Pair(prompts[0], *answers)
+
+
+def as_turns(value: Any, role: str) -> list[Any]:
+    """The messages of a column; a text is one of `role`."""
+    return [{"role": role, "content": value}] if isinstance(value, str) else list(value or [])
 
 
 def choose(
