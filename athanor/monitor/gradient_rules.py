@@ -53,7 +53,7 @@ class SkippedSteps(Rule):
         limit = self.limits.skipped_critical if is_frequent else 3.0 if critical else 1.0
         text = f"The gradient norm is {norm} with a finite loss of {row['loss']:.3f}; the step was skipped"
         text += f", {self.skips.consecutive} in a row, {self.skips.count} of the last {len(self.skips.flags)}."
-        fix = f"{self.phase}.lr lower or {self.phase}.grad_clip smaller; {self.phase}.precision fp32 "
+        fix = f"{self.phase}.lr lower or {self.phase}.grad_clip smaller; {self.precision_key} fp32 "
         fix += "finds out whether it is range."
         return Verdict(CRITICAL if critical else WARNING, norm, limit, text, fix)
 
@@ -95,7 +95,7 @@ class LossScale(Rule):
 
     def check(self, step: int, row: Row) -> Verdict | None:
         scale, self.rows = row["loss_scale"], self.rows + 1
-        fix = f"{self.phase}.precision bf16 or fp32, or {self.phase}.lr lower."
+        fix = f"{self.precision_key} bf16 or fp32, or {self.phase}.lr lower."
         if self.rows > self.settling_steps:
             self.skips.see(not math.isfinite(row.get("grad_norm", math.inf if row.get("skipped") else 0.0)))
         if scale < self.limits.scale_low:
@@ -210,7 +210,7 @@ class OverflowAhead(Rule):
         text = f"Block {block} computes numbers up to {value:,.0f}, {headroom:.1f} powers of two below the largest of "
         text += f"{self.shared.plan.precision}"
         text += f"; at their growth they reach it in about {headroom / growth:.0f} steps." if growth > 0 else "."
-        fix = f"{self.phase}.precision bf16 or fp32, or {self.phase}.lr lower; model.qk_norm true for a new run."
+        fix = f"{self.precision_key} bf16 or fp32, or {self.phase}.lr lower; model.qk_norm true for a new run."
         if level:
             return Verdict(level, headroom, limit, text, fix)
         # Early in a run numbers grow fast and are far from the end.
@@ -241,7 +241,7 @@ class GradientUnderflow(Rule):
         text = (
             f"{share:.0%} of the gradients of block {int(row['vitals.gradient_tiny_block'])} are zero or subnormal in"
         )
-        return Verdict(WARNING, share, limit, f"{text} fp16{scale}.", f"{self.phase}.precision bf16 or fp32.")
+        return Verdict(WARNING, share, limit, f"{text} fp16{scale}.", f"{self.precision_key} bf16 or fp32.")
 
 
 class AttentionLogits(Rule):

@@ -167,7 +167,7 @@ class NanLoss(Rule):
                 if norm is None
                 else f" after a gradient norm of {norm:.3g}: the forward broke."
             )
-        fix = f"{self.phase}.lr lower, {self.phase}.precision fp32, and look at the batch of this step."
+        fix = f"{self.phase}.lr lower, {self.precision_key} fp32, and look at the batch of this step."
         return Verdict(CRITICAL, loss, 0.0, text, fix)
 
 

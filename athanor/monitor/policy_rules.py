@@ -110,12 +110,12 @@ class TiedGroups(_Level):
 
 
 class RewardSpread(_Level):
-    """Groups are not tied, and yet their rewards hardly differ: advantages are then noise, or nothing."""
+    """Groups are not tied, and yet rewards hardly differ: advantages are then noise, or nothing."""
 
     inputs = ("policy.reward_std", "policy.tied_groups")
     line, below = "reward_spread", True
     silent_at = ("policy.tied_groups", 1.0)  # told by tied_groups
-    text = "Rewards within a group differ by {now:.2g} only (median of {size} steps): there is no signal to learn from."
+    text = "The rewards of a step differ by {now:.2g} only (median of {size} steps): there is no signal to learn from."
     fix = "grpo_data.categories whose answers can be right or wrong, or more grpo.answers_per_question."
 
 
@@ -146,6 +146,26 @@ class ClipShare(_Level):
     silent_at = ("policy.clip_share", 0.0)  # the first step after answers were drawn has a ratio of 1 everywhere
     text = "The ratio of {now:.0%} of the tokens is clipped (median of {size} steps): the updates are too large."
     fix = "grpo.lr lower, or fewer grpo.steps_per_round."
+
+
+class SamplerMismatch(_Level):
+    """Answers are drawn with other chances than the trainer computes: what they teach belongs to another model."""
+
+    inputs = ("policy.sampler_difference",)
+    line = "sampler_mismatch"
+    text = "Sampler and trainer disagree by {now:.2f} nats per token (median of {size} steps): other weights draw."
+    fix = "fewer grpo.steps_per_round or grpo.lr lower; side.precision fp32 and side.attention eager to find the cause."
+
+
+class ImportanceRatio(_Level):
+    """The smallest ratio of a token's chance in the trainer to that in the sampler."""
+
+    inputs = ("policy.sampler_ratio_min",)
+    line, below = "importance_ratio", True
+    text = (
+        "A token that was drawn is {now:.2g} times as likely to the trainer as to the sampler (median of {size} steps)."
+    )
+    fix = "fewer grpo.steps_per_round or grpo.lr lower; side.precision fp32 and side.attention eager to find the cause."
 
 
 class CutAnswers(_Level):
@@ -215,7 +235,7 @@ class LikelihoodDisplacement(_Level):
     inputs = ("policy.chosen", "policy.margin")
     phases = ("dpo",)
     line, below = "displacement", True
-    text = "Chosen answers lost {now:.2f} nats per token against the reference while the margin grew: both sides fall."
+    text = "The implicit reward of chosen answers fell to {now:.2f} while the margin grew: both sides become unlikely."
     fix = "dpo.beta higher or dpo.lr lower."
 
     def begin(self) -> None:
@@ -257,6 +277,8 @@ RULES: dict[str, type[Rule]] = {
     "entropy_growth": EntropyGrowth,
     "policy_kl": PolicyKl,
     "clip_share": ClipShare,
+    "sampler_mismatch": SamplerMismatch,
+    "importance_ratio": ImportanceRatio,
     "cut_answers": CutAnswers,
     "answer_format": AnswerFormat,
     "length_hacking": LengthHacking,

@@ -33,7 +33,7 @@ class Plan:
     `rate`: learning rate of the step that ends at a token position.
     """
 
-    phase: str  # pretrain, sft , grpo or dpo: also the section of params.yaml that fixes name
+    phase: str  # pretrain, sft, tune, grpo or dpo: also the section of params.yaml that fixes name
     rate: Callable[[int], float] | None = None
     total_steps: int | None = None
     batch_tokens: int | None = None
@@ -126,6 +126,7 @@ class Rule:
 
     def __init__(self, shared: Shared) -> None:
         self.shared, self.limits, self.phase = shared, shared.limits, shared.plan.phase
+        self.precision_key = f"{self.phase if self.phase in ('pretrain', 'sft') else 'side'}.precision"
         # After an alarm it is silent for a share of the run: what lasts is reported once, what comes back again.
         self.alarm = Alarm(*self.agreed, shared.span(0.1, 10, 100), shared.span(0.2, 20, 200))
         self.begin()

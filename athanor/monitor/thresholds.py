@@ -75,19 +75,23 @@ class Thresholds:
     reward_fall_errors: float = param(min=1.0, default=5.0)  # standard errors of the difference of two medians
     tied_groups_warning: float = param(min=0.0, max=1.0, default=0.8)
     tied_groups_critical: float = param(min=0.0, max=1.0, default=0.999)  # at each of the steps
-    reward_spread_warning: float = param(min=0.0, default=0.01)  # standard deviation within a group
+    reward_spread_warning: float = param(min=0.0, default=0.01)  # standard deviation of a step's rewards
     reward_spread_critical: float = param(min=0.0, default=1e-6)
     # Nats per token. At 0.05 long answers of a large model have collapsed; short ones that are right are as sure as that.
     entropy_collapse_warning: float = param(min=0.0, default=0.03)
     entropy_collapse_critical: float = param(min=0.0, default=0.01)
     entropy_fall: float = param(min=0.0, max=1.0, default=0.2)  # of its start; to fall slowly is what the method does
-    entropy_growth_warning: float = param(min=0.0, default=0.3)
+    entropy_growth_warning: float = param(min=0.0, default=0.5)
     entropy_growth_critical: float = param(min=0.0, default=1.0)
     entropy_rise: float = param(min=1.0, default=2.0)  # times its start
     policy_kl_warning: float = param(min=0.0, default=0.5)  # nats per token
     policy_kl_critical: float = param(min=0.0, default=2.0)
     clip_share_warning: float = param(min=0.0, max=1.0, default=0.1)
     clip_share_critical: float = param(min=0.0, max=1.0, default=0.3)
+    sampler_mismatch_warning: float = param(min=0.0, default=0.1)  # nats per token, of either sign
+    sampler_mismatch_critical: float = param(min=0.0, default=1.0)
+    importance_ratio_warning: float = param(min=0.0, default=0.1)  # the smallest of a step's tokens
+    importance_ratio_critical: float = param(min=0.0, default=0.001)
     cut_answers_warning: float = param(min=0.0, max=1.0, default=0.3)
     cut_answers_critical: float = param(min=0.0, max=1.0, default=0.8)
     answer_format_warning: float = param(min=0.0, max=1.0, default=0.9)
@@ -97,8 +101,9 @@ class Thresholds:
     length_reward: float = param(min=0.0, default=0.05)  # a rise of the reward that longer answers may have earned
     policy_gradient_warning: float = param(min=0.0, default=5.0)
     policy_gradient_critical: float = param(min=0.0, default=10.0)
-    displacement_warning: float = param(max=0.0, default=-0.3)  # nats per token against the reference
-    displacement_critical: float = param(max=0.0, default=-1.0)
+    # The implicit reward, beta times the nats that a whole answer lost against the reference: 30 and 100 at beta 0.1.
+    displacement_warning: float = param(max=0.0, default=-3.0)
+    displacement_critical: float = param(max=0.0, default=-10.0)
     preference_accuracy_warning: float = param(min=0.0, max=1.0, default=0.5)
     preference_accuracy_critical: float = param(min=0.0, max=1.0, default=0.4)
     # A pair of margin 10 has a loss of 5e-5 and nothing left to teach.

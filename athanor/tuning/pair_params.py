@@ -11,12 +11,9 @@ from athanor.sources.instruct_params import MessagesSource
 
 @dataclass(frozen=True, kw_only=True)
 class DpoDataParams:
-    """Pairs of answers for preference optimisation.
+    """Pairs of answers for preference optimisation. How battery items are searched for is in `sft_data`."""
 
-    The length of a row, which has to hold a pair whole, and the search for battery items are those of `sft_data`.
-    """
-
-    seed: int = param(min=0)  # of the order in which pairs are packed
+    context_tokens: int = param(min=16)  # a pair with a longer conversation is left out, in the base's own tokens
     val_fraction: float = param(min=0.0, max=0.5)  # of the prompts, by hash: pairs of one prompt stay on one side
     min_pairs: int = param(min=1, max=1_000_000_000, default=20)  # gate, of both sides together
     sources: tuple[PairsSource, ...]

@@ -87,7 +87,6 @@ class GrpoParams(TrainerParams):
     clip_high: float = param(min=0.0, max=10.0)  # above clip_low leaves room for unlikely answers (arXiv:2503.14476)
     loss: str = param(choices=("dapo", "grpo", "dr_grpo", "bnpo"))  # TRL's names
     rewards: dict[str, float]  # weight of each: shipped ones, and functions of rewards/mine.py
-    max_questions_held_out: int = param(min=0)  # asked before, at each save and at the end
 
     def __post_init__(self) -> None:
         check_weights(self.rewards)

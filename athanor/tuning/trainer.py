@@ -6,6 +6,7 @@ the same rows and rates, but its bytes are not promised: answers are drawn and r
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import re
@@ -16,11 +17,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from athanor.base.artifacts import new_dir, read_json, write_json, write_manifest
+from athanor.base.artifacts import manifest_digest, new_dir, read_json, read_manifest, write_json, write_manifest
 from athanor.base.errors import Interrupted, ParamsError
+from athanor.model.device import prepare
 from athanor.training.schedule import Schedule
-from athanor.tuning.model import precision_of
+from athanor.tuning.model import base_digest, libraries, load_model, load_tokenizer, lora_config, precision_of
 from athanor.tuning.params import SideParams, TrainerParams
+from athanor.tuning.rows import Template
 
 KIND, VERSION, COMPLETE, BEFORE = "side", 1, "complete", "before.json"
 # TRL's and transformers' names of readings, and ours.
@@ -41,6 +44,9 @@ READINGS = {
     "completions/max_terminated_length": "policy.ended_tokens_max",
     "sampling/sampling_logp_difference/mean": "policy.sampler_difference",
     "sampling/importance_sampling_ratio/min": "policy.sampler_ratio_min",
+    "rewards/format/mean": "policy.format_share",
+    "rewards/chosen": "policy.chosen",
+    "rewards/rejected": "policy.rejected",
     "rewards/margins": "policy.margin",
     "rewards/accuracies": "policy.accuracy",
     "eval_loss": "val_loss",
@@ -181,27 +187,42 @@ def last_checkpoint(folder: Path) -> str | None:
 def train(
     run: Run,
     stage: str,
-    out: Path,
     side: SideParams,
     settings: TrainerParams,
-    recipe: Mapping[str, Any],
-    parents: Mapping[str, str],
-    steps: int,
-    build: Callable[[Path], Any],
-    on_save: Callable[[int, Path], None] | None = None,
+    rows_per_step: int,
+    local: Any,
+    make: Callable[[dict[str, Any], Any, Any, Any, Any], Any],
+    version: int = 1,
 ) -> None:
-    """Train to `steps` in a slot and write the weights (an adapter, or all of them) to `out`.
+    """Train on data/<stage> in a slot, and write the weights (an adapter, or all of them) to models/<stage>.
 
-    `build(folder)` makes the Trainer, whose checkpoints go to `folder`. With `on_save`, which gets them, nothing is
-    validated in here. Interrupted after a stop, with all saved.
+    `make(arguments, model, tokenizer, data, lora)` makes the Trainer, `local` is the machine's settings, `version`
+    that of the data. Where checkpoints are scored apart, nothing is validated in here. Interrupted after a stop, with
+    all saved.
     """
-    from transformers import PrinterCallback
+    libraries("transformers", "peft", "datasets", *(["trl"] if stage != "tune" else []))
+    from datasets import load_dataset
+    from transformers import PrinterCallback, set_seed
 
+    data, out = Path("data") / stage, Path("models") / stage
+    counts = read_manifest(data, f"{stage}-data", version)["counts"]
+    epochs, per_epoch = getattr(settings, "epochs", 1.0), math.ceil(counts["train"] / rows_per_step)
+    steps = getattr(settings, "steps", max(1, math.floor(epochs * per_epoch)))
+    device = prepare(local.device, local.threads)
+    parents = {"base": base_digest(side.base), "data": manifest_digest(data)}
+    recipe = {"side": {**dataclasses.asdict(side), "base": ""}, stage: dataclasses.asdict(settings)}
     slot = run.slot(recipe, parents)
     with slot, run.progress(steps, stage, "steps") as bar:
-        trainer = build(slot.path)
+        set_seed(settings.seed)  # of the LoRA's first weights
+        tokenizer = Template(load_tokenizer(side.base), side.base).tokenizer
+        causal = load_model(side, getattr(settings, "context_tokens", 0))
+        files = {split: str(path) for split in ("train", "val") for path in data.glob(f"{split}.*")}
+        rows = load_dataset("json" if files["train"].endswith("jsonl") else "parquet", data_files=files)
+        options = arguments(settings, side, rows_per_step, steps, slot.path, device.type)
+        trainer = make(options, causal, tokenizer, rows, lora_config(side, causal))
         schedule = Schedule("cosine", settings.lr, 0.0, math.ceil(settings.warmup_fraction * steps), 0, steps)
         run.watch_health(schedule, 1, trainer.model.config.vocab_size, precision=precision_of(side))
+        on_save = score_apart if local.score_checkpoints == "on" else None
         watch = watcher(run, bar, on_save)
         trainer.add_callback(watch)
         trainer.remove_callback(PrinterCallback)
@@ -219,8 +240,11 @@ def train(
             return
         with new_dir(out) as folder:
             trainer.model.save_pretrained(folder)
-            facts = {"method": side.method, "base": side.base, "recipe": dict(recipe)}
-            write_manifest(folder, kind=KIND, version=VERSION, counts={"steps": steps}, parents=dict(parents), **facts)
+            if (adapter := folder / "adapter_config.json").is_file():  # peft writes sets in any order
+                config = read_json(adapter)
+                write_json(adapter, config | {"target_modules": sorted(config["target_modules"])})
+            facts = {"method": side.method, "base": side.base, "recipe": recipe}
+            write_manifest(folder, kind=KIND, version=VERSION, counts={"steps": steps}, parents=parents, **facts)
         slot.mark_done()
     losses = [row for row in trainer.state.log_history if "loss" in row]
     run.plot(stage, [{"step": row["step"], "loss": row["loss"]} for row in losses])

@@ -40,7 +40,7 @@ def _grpo(steps: int, draw: np.random.Generator) -> dict[str, np.ndarray]:
     entropy = draw.uniform(0.05, 0.5) * np.exp(-draw.uniform(0.0, 1.2) * t)
     columns = {
         "policy.reward": reward.mean(axis=(1, 2)),
-        "policy.reward_std": spread.mean(axis=1),
+        "policy.reward_std": reward.std(axis=(1, 2), ddof=1),
         "policy.tied_groups": (spread < 1e-9).mean(axis=1),
         "policy.answer_tokens": draw.uniform(8, 60) * (1 + draw.uniform(-0.3, 0.3) * t) * _noise(draw, 0.08, steps),
         "policy.cut_answers": draw.binomial(QUESTIONS * ANSWERS, draw.uniform(0, 0.15), steps) / (QUESTIONS * ANSWERS),
@@ -53,6 +53,8 @@ def _grpo(steps: int, draw: np.random.Generator) -> dict[str, np.ndarray]:
         "loss": np.where(tied, 0.0, 0.02 * draw.normal(size=steps)),
         "grad_norm": np.where(tied, 0.0, draw.uniform(0.05, 0.8) * _noise(draw, 0.5, steps)),
         "policy.kl": draw.uniform(0.01, 0.25) * t * _noise(draw, 0.3, steps),
+        "policy.sampler_difference": 0.02 * _noise(draw, 0.5, steps),
+        "policy.sampler_ratio_min": draw.uniform(0.2, 1.0, steps),
         "policy.entropy": entropy * _noise(draw, 0.12, steps),
         "policy.clip_share": np.where(first, 0.0, 0.02 * _noise(draw, 0.5, steps)),
     }
@@ -63,7 +65,7 @@ def _dpo(steps: int, draw: np.random.Generator) -> dict[str, np.ndarray]:
     rise = 1 - np.exp(-4 * np.arange(steps) / steps)
     margin = draw.uniform(0.6, 5.0) * rise[:, None] * draw.normal(1.0, 0.8, (steps, PAIRS))
     weight = 1 / (1 + np.exp(margin))
-    rejected = -draw.uniform(0.05, 0.6) * rise * _noise(draw, 0.2, steps)
+    rejected = -draw.uniform(0.25, 3.0) * rise * _noise(draw, 0.2, steps)
     return {
         "loss": np.log1p(np.exp(-margin)).mean(axis=1),
         "grad_norm": draw.uniform(0.5, 6.0) * weight.mean(axis=1) * _noise(draw, 0.4, steps),

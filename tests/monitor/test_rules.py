@@ -229,7 +229,7 @@ def test_every_fix_and_diagnosis_is_a_sentence():
 
 def check_sentences(texts: list[str]) -> None:
     # Sections of params.yaml, and machine.yaml.
-    dotted = {"pretrain", "sft", "grpo", "dpo", "model", "tokenizer", "sft_data", "grpo_data", "machine"}
+    dotted = {"pretrain", "sft", "grpo", "dpo", "model", "tokenizer", "sft_data", "grpo_data", "side", "machine"}
     for text in texts:
         assert text.endswith(".") and "  " not in text and text.count("(") == text.count(")"), text
         joined = [first for first, _ in re.findall(r"([A-Za-z_]+)\.([A-Za-z_]+)", text) if first not in dotted]
