@@ -133,7 +133,7 @@ class Run(Protocol):
     ) -> None: ...
 
 
-def watcher(run: Run, bar: Any, on_save: Callable[[int, Path], None] | None) -> Any:
+def watcher(run: Run, bar: Any, observers: Sequence[Callable[[int, Path], None]]) -> Any:
     """The callback that writes our journal, asks the health rules, and stops and saves on our signals."""
     from transformers import TrainerCallback
 
@@ -160,8 +160,8 @@ def watcher(run: Run, bar: Any, on_save: Callable[[int, Path], None] | None) -> 
             folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             if state.is_world_process_zero:
                 (folder / COMPLETE).touch()
-                if on_save:
-                    on_save(state.global_step, folder)
+                for observe in observers:
+                    observe(state.global_step, folder)
 
     return Watcher()
 
@@ -192,13 +192,14 @@ def train(
     rows_per_step: int,
     local: Any,
     make: Callable[[dict[str, Any], Any, Any, Any, Any], Any],
+    on_save: Callable[[int, Path], None] | None = None,
     version: int = 1,
 ) -> None:
     """Train on data/<stage> in a slot, and write the weights (an adapter, or all of them) to models/<stage>.
 
     `make(arguments, model, tokenizer, data, lora)` makes the Trainer, `local` is the machine's settings, `version`
-    that of the data. Where checkpoints are scored apart, nothing is validated in here. Interrupted after a stop, with
-    all saved.
+    that of the data, `on_save` gets step and folder of each checkpoint. Where checkpoints are scored apart, nothing is
+    validated in here. Interrupted after a stop, with all saved.
     """
     libraries("transformers", "peft", "datasets", *(["trl"] if stage != "tune" else []))
     from datasets import load_dataset
@@ -222,13 +223,13 @@ def train(
         trainer = make(options, causal, tokenizer, rows, lora_config(side, causal))
         schedule = Schedule("cosine", settings.lr, 0.0, math.ceil(settings.warmup_fraction * steps), 0, steps)
         run.watch_health(schedule, 1, trainer.model.config.vocab_size, precision=precision_of(side))
-        on_save = score_apart if local.score_checkpoints == "on" else None
-        watch = watcher(run, bar, on_save)
+        apart = score_apart if local.score_checkpoints == "on" else None
+        watch = watcher(run, bar, list(filter(None, (on_save, apart))))
         trainer.add_callback(watch)
         trainer.remove_callback(PrinterCallback)
-        if on_save:
+        if apart:
             trainer.args.eval_strategy = "no"
-        validated = lambda: {} if on_save else readings(trainer.evaluate())  # noqa: E731
+        validated = lambda: {} if apart else readings(trainer.evaluate())  # noqa: E731
         resume, before = last_checkpoint(slot.path), slot.path / BEFORE
         if not before.is_file():
             write_json(before, validated())
