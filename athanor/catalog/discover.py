@@ -191,7 +191,9 @@ def _named_path(root: Path, value: str, names: Sequence[str]) -> AvailableModel:
         fix = suggest(value, names, "name a directory, a .gguf file or an experiment", cutoff=0.5)
         raise InputError("no model, experiment or path of this name", where=f"--model {value}", fix=fix)
     path = path.resolve()
-    inner = path / HF_DIR
+    inner, whole = path / HF_DIR, path / "model.gguf"
+    if whole.is_file() and not (inner / FACTS_FILE).is_file():  # of another model, which llama.cpp alone runs here
+        return described(whole, "path", value)
     # An export as a whole is served as its exact weights; its GGUF files can be named one by one.
     return described(inner if inner.is_dir() and not (path / CONFIG).is_file() else path, "path", value)
 

@@ -20,9 +20,9 @@ EXPORT, HF_DIR, CARD = "models/export", "hf", "MODEL_CARD.md"
 # An export and the weights it is made from; the first that is there is what a page begins with.
 WEIGHTS_OF = {
     EXPORT: "models/sft",
-    "models/lora-export": "models/lora",
-    "models/grpo-export": "models/grpo",
+    "models/tune-export": "models/tune",
     "models/dpo-export": "models/dpo",
+    "models/grpo-export": "models/grpo",
 }
 STAGES = ("pretrain", "sft")  # whose checkpoints can be served
 PREVIEWS, ORIGIN = ".athanor/previews", "checkpoint.json"  # the latter in a directory made of a checkpoint

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         version, done = same[0], "was registered before as"
     else:
         print("writing the model into MLflow: half a minute, on a busy machine some minutes", flush=True)
-        version, done = _register(client, folder, _maker(client, root, model, redact(uri)), digest), "is registered as"
+        version, done = _register(client, folder, _maker(client, root, model, args.export, redact(uri)), digest), "is registered as"
     client.set_registered_model_alias(NAME, args.alias, version)
     print(f"{args.export} {done} version {version} of '{NAME}' in {redact(uri)}")
     print(f"its alias is '{args.alias}' now. To load it from any directory, in a shell\n")
@@ -114,19 +114,20 @@ def _model(root: Path, value: str) -> AvailableModel:
     return model
 
 
-def _maker(client: MlflowClient, root: Path, model: AvailableModel, store: str) -> Run:
-    """The MLflow run of the export stage that made it."""
-    run = compare.load(root, model.fetch or compare.WORKSPACE).leaves["export"]["run"]
+def _maker(client: MlflowClient, root: Path, model: AvailableModel, value: str, store: str) -> Run:
+    """The MLflow run of the export stage that made it; of an experiment equal to the workspace, either one's."""
+    revisions = [model.fetch or compare.WORKSPACE, *([] if model.fetch or Path(value).exists() else [value])]
+    made_by = [compare.load(root, revision).leaves["export"]["run"] for revision in revisions]
     experiment = client.get_experiment_by_name(EXPERIMENT)
-    runs = client.search_runs([experiment.experiment_id], f"tags.`athanor.run` = '{run}'") if experiment else []
-    if not runs:
-        why, fix = "", "athanor ship --wait 600; for a store that is new, athanor ship --rebuild"
-        if not (root / ".athanor" / "runs" / run).is_dir():
-            apply = f"dvc exp apply {model.id} && " if model.fetch else ""
-            again = f"{apply}dvc repro -s -f export && athanor promote, and commit dvc.lock"
-            why, fix = f": {compare.ELSEWHERE}", f"promote it there, or export it again here: {again}"
-        raise InputError(f"run {run}, which made it, is not there{why}", where=store, fix=fix)
-    return runs[0]
+    for run in made_by if experiment else ():
+        if runs := client.search_runs([experiment.experiment_id], f"tags.`athanor.run` = '{run}'"):
+            return runs[0]
+    why, fix = "", "athanor ship --wait 600; for a store that is new, athanor ship --rebuild"
+    if not (root / ".athanor" / "runs" / made_by[0]).is_dir():
+        apply = f"dvc exp apply {model.id} && " if model.fetch else ""
+        again = f"{apply}dvc repro -s -f export && athanor promote, and commit dvc.lock"
+        why, fix = f": {compare.ELSEWHERE}", f"promote it there, or export it again here: {again}"
+    raise InputError(f"run {made_by[0]}, which made it, is not there{why}", where=store, fix=fix)
 
 
 def _register(client: MlflowClient, folder: Path, maker: Run, digest: str) -> str:

@@ -254,13 +254,17 @@ def torch_nats(windows: Sequence[Window], score: Callable[[Targets], Tensor], ba
 
 
 class LlamaCpp(Scorer):
-    """A GGUF file in llama.cpp. exact: with an fp32 cache and no flash attention, else llama.cpp's own defaults."""
+    """A GGUF file in llama.cpp, with LoRAs added. exact: with an fp32 cache and no flash attention, else llama.cpp's own
+    defaults."""
 
     name = "xllamacpp"
 
-    def __init__(self, path: str | Path, *, exact: bool, threads: int, timeout_seconds: float) -> None:
+    def __init__(
+        self, path: str | Path, *, exact: bool, threads: int, timeout_seconds: float, lora: Sequence[Path] = ()
+    ) -> None:
         from gguf import LlamaFileType
 
+        self.lora = lora
         self.path, self.exact, self.threads, self.timeout_seconds = Path(path), exact, threads, timeout_seconds
         self.header = header = read_header(path, arrays=True)
         try:
@@ -295,6 +299,7 @@ class LlamaCpp(Scorer):
             exact=self.exact,
             threads=self.threads,
             timeout_seconds=self.timeout_seconds,
+            lora=self.lora,
         )[method]
 
 

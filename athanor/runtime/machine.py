@@ -76,6 +76,8 @@ class Machine:
     launch: how many processes train together; in the environment "processes=4 nodes=2 ...".
     parallel: what they keep of the model: all of it (ddp), a share (fsdp), a share of one for each node (hsdp), or
         whichever fits (auto).
+    score_checkpoints: checkpoints of `athanor side` are scored by other processes (docs/machine.md), and the training
+        itself validates nothing.
     known_troubles: names of docs/troubles.md that do not stop a training here, and are notes of `athanor doctor`.
     """
 
@@ -97,6 +99,7 @@ class Machine:
     notify: str = ""
     launch: Launch = Launch()
     parallel: str = param(choices=("auto", "ddp", "fsdp", "hsdp"), default="auto")
+    score_checkpoints: str = param(choices=("on", "off"), default="off")
     known_troubles: tuple[str, ...] = ()
 
 

@@ -11,6 +11,8 @@ import math
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -131,7 +133,7 @@ class Run(Protocol):
     ) -> None: ...
 
 
-def watcher(run: Run, bar: Any, on_save: Callable[[int, Path], None] = lambda step, folder: None) -> Any:
+def watcher(run: Run, bar: Any, on_save: Callable[[int, Path], None]) -> Any:
     """The callback that writes our journal, asks the health rules, and stops and saves on our signals."""
     from transformers import TrainerCallback
 
@@ -163,6 +165,13 @@ def watcher(run: Run, bar: Any, on_save: Callable[[int, Path], None] = lambda st
     return Watcher()
 
 
+def score_apart(folder: Path) -> None:
+    """Score a checkpoint in a process of its own; the rows come to `athanor evaluate --history`."""
+    command = [*"nice -n 19".split(), sys.executable, *"-m athanor evaluate --threads 1 --model".split(), str(folder)]
+    with open(".athanor/score_checkpoints.log", "ab") as log:
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+
+
 def last_checkpoint(folder: Path) -> str | None:
     """The newest complete checkpoint; torn ones, which a kill left, are removed."""
     complete: dict[int, Path] = {}
@@ -188,7 +197,8 @@ def train(
     """Train on data/<stage> in a slot, and write the weights (an adapter, or all of them) to models/<stage>.
 
     `make(arguments, model, tokenizer, data, lora)` makes the Trainer, `local` is the machine's settings, `version`
-    that of the data. Interrupted after a stop, with all saved.
+    that of the data. Where checkpoints are scored apart, nothing is validated in here. Interrupted after a stop, with
+    all saved.
     """
     libraries("transformers", "peft", "datasets", *(["trl"] if stage != "tune" else []))
     from datasets import load_dataset
@@ -212,16 +222,26 @@ def train(
         trainer = make(options, causal, tokenizer, rows, lora_config(side, causal))
         schedule = Schedule("cosine", settings.lr, 0.0, math.ceil(settings.warmup_fraction * steps), 0, steps)
         run.watch_health(schedule, 1, trainer.model.config.vocab_size, precision=precision_of(side))
-        watch = watcher(run, bar, on_save)
+        apart = local.score_checkpoints == "on"
+
+        def saved(step: int, folder: Path) -> None:
+            on_save(step, folder)
+            if apart:
+                score_apart(folder)
+
+        watch = watcher(run, bar, saved)
         trainer.add_callback(watch)
         trainer.remove_callback(PrinterCallback)
+        if apart:
+            trainer.args.eval_strategy = "no"
+        validated = lambda: {} if apart else readings(trainer.evaluate())  # noqa: E731
         resume, before = last_checkpoint(slot.path), slot.path / BEFORE
         if not before.is_file():
-            write_json(before, readings(trainer.evaluate()))
+            write_json(before, validated())
         trainer.train(resume_from_checkpoint=resume)
         if watch.stopped:
             raise Interrupted("stopped; the same command resumes from its checkpoint")
-        after = readings(trainer.evaluate())
+        after = validated()
         if not run.main:
             return
         with new_dir(out) as folder:

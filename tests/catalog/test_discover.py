@@ -138,7 +138,7 @@ def test_what_is_no_model_says_what_to_name(repo, tmp_path):
     }
     for name, word in words.items():
         assert word in discover(repo, [str(tmp_path / name)])[0].problem
-    adapter = repo / "models/lora-export/adapter.gguf"
+    adapter = repo / "models/tune-export/adapter.gguf"
     adapter.parent.mkdir()
     adapter.write_bytes(gguf((b"general.type", 8, struct.pack("<Q", 7) + b"adapter")))
     assert "its base is missing" in by_id(repo)["adapter"].problem

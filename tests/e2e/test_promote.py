@@ -90,3 +90,15 @@ def test_an_experiment_is_promoted_with_the_run_that_made_it(micro):
     assert client.get_run(version.run_id).info.run_name == "candidate"
     promote(micro)  # and back, without a new version
     assert client.get_model_version_by_alias("athanor", "champion").version == 1
+
+
+def test_an_experiment_equal_to_the_workspace_has_its_own_run(micro):
+    """Seen: a colleague had exported it again and committed that; its maker was refused."""
+    micro.dvc("exp", "run", "-n", "mine", "-S", "sft.lr=0.0004")
+    leaf = micro.path / "metrics/runs/export.json"
+    text = json.dumps(json.loads(leaf.read_text()) | {"run": "export-1-1"})
+    leaf.unlink()  # it may be a link to DVC's cache
+    leaf.write_text(text)
+    assert "mine is registered as version" in promote(micro, "mine").stdout
+    micro.run("git", "checkout", "-q", "--force", "main")
+    micro.dvc("checkout", "--force", "-q")

@@ -8,11 +8,13 @@ import shutil
 
 import pytest
 import torch
-from athanor.adapters.gguf_lora import write_lora
+from safetensors.torch import save_file
 
+from athanor.base.artifacts import write_json
 from athanor.base.errors import InputError
 from athanor.catalog.running import Catalog
 from athanor.serving.models import MemoryHeld, Models, NoModel, fit_cache
+from athanor.tuning.export import write_adapter
 from tests.catalog.models_tiny import write_export
 from tests.evaluation.tiny import make_model, write_tiny_tokenizer
 
@@ -95,13 +97,17 @@ def test_an_export_that_is_made_again_is_loaded_for_the_next_request(tmp_path):
 
 
 def test_a_lora_brings_its_own_template(tmp_path):
-    model, folder = export(tmp_path), tmp_path / "models/lora-export"
+    folder = tmp_path / "models/tune-export"
+    export(tmp_path)
     (folder / "hf").mkdir(parents=True)
     (folder / "hf/chat_template.jinja").write_text("{% for m in messages %}<{{ m.content }}>{% endfor %}")
     shutil.move(tmp_path / "models/export/model-f16.gguf", folder / "base.gguf")
     weights = {"A": torch.zeros(1, 32), "B": torch.zeros(32, 1)}
-    factors = {f"model.layers.0.self_attn.q_proj.lora_{name}.weight": weight for name, weight in weights.items()}
-    write_lora(folder / "adapter.gguf", factors, "llama", model.config, 1.0, "tiny")
+    name = "base_model.model.model.layers.0.self_attn.q_proj"
+    factors = {f"{name}.lora_{kind}.weight": weight for kind, weight in weights.items()}
+    save_file(factors, folder / "adapter_model.safetensors")
+    write_json(folder / "adapter_config.json", {"lora_alpha": 1})
+    write_adapter(folder / "adapter.gguf", folder, folder / "base.gguf")
 
     async def work(models):
         async with models.using("adapter") as served:

@@ -32,12 +32,13 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[3]
 SPARE_SECONDS = 5
 BACKENDS = ("torch", "transformers", "llama.cpp")
-ARTIFACT, CHECKPOINT, DIRECTORY, GGUF = "artifact", "checkpoint", "directory", "gguf"
+ARTIFACT, CHECKPOINT, DIRECTORY, GGUF, ADAPTER = "artifact", "checkpoint", "directory", "gguf", "adapter"
+ADAPTER_CONTEXT = 512  # tokens, as llama-perplexity takes: other models were made for more than a set may have
 
 
 @dataclass(frozen=True)
 class Job:
-    """model: a model artifact, a checkpoint folder, a Hugging Face directory, or a .gguf.
+    """model: a model artifact, a checkpoint folder, a Hugging Face directory, a LoRA of peft, or a .gguf.
 
     backend: one of BACKENDS, "" for what fits the model. context_tokens 0: the model's own.
     slot: the slot of a checkpoint that lies elsewhere. about: facts for the rows (stage, slot, step, tokens).
@@ -64,6 +65,8 @@ def kind_of(path: str | Path) -> str:
         return GGUF
     if (path / "state.json").is_file() and (path / "tensors.safetensors").is_file():
         return CHECKPOINT
+    if (path / "adapter_config.json").is_file():
+        return ADAPTER
     if (path / "config.json").is_file():
         content = read_json(path / "config.json")
         return ARTIFACT if isinstance(content, dict) and set(content) == {"model", "facts"} else DIRECTORY
@@ -218,6 +221,16 @@ def _open_model(job: Job, scratch: Path) -> tuple[Scorer, dict[str, Any], Tokeni
         if tokenizer is not None and tokenizer.digest != digest:
             tokenizer = None
         return scorer, _facts(sha256_file(path), digest, template), tokenizer
+    if job.kind == ADAPTER:
+        from athanor.tuning.export import base_gguf, write_adapter
+
+        base = read_json(path / "adapter_config.json")["base_model_name_or_path"]
+        if (gguf := base_gguf(Path(base))) is None:
+            raise InputError("its base has no GGUF file", where=base, fix="convert_hf_to_gguf.py makes base.gguf there")
+        write_adapter(scratch / "adapter.gguf", path, gguf)
+        scorer = LlamaCpp(gguf, exact=False, lora=[scratch / "adapter.gguf"], **llama_cpp)
+        scorer.context_tokens = min(scorer.context_tokens, ADAPTER_CONTEXT)
+        return scorer, _facts(sha256_file(path / "adapter_model.safetensors"), None, None), None
     if job.kind == DIRECTORY:
         weights = sorted(path.glob("*.safetensors"))
         if not weights:

@@ -2,6 +2,7 @@
 
     python -m athanor evaluate                                    models/sft in torch on held-out documents
     python -m athanor evaluate --model models/export/model-q8_0.gguf
+    python -m athanor evaluate --model .athanor/slots/tune/ID/checkpoint-N      a LoRA, on its base's GGUF file
     python -m athanor evaluate --set data/sft                     held-out conversations, by ids
     python -m athanor evaluate --watch [--backend llama.cpp]      every checkpoint of the trainings that go on
     python -m athanor evaluate --slot ID                          the checkpoints of one slot, once
@@ -26,7 +27,7 @@ from athanor.base.artifacts import link, read_json
 from athanor.base.errors import AthanorError, InputError
 from athanor.cli.cli import positive
 from athanor.cli.evaluate import history
-from athanor.cli.evaluate.job import BACKENDS, CHECKPOINT, Job, kind_of, run_in_subprocess
+from athanor.cli.evaluate.job import ADAPTER, BACKENDS, CHECKPOINT, Job, kind_of, run_in_subprocess
 from athanor.cli.slots import SlotInfo, choose, find
 from athanor.runtime.evaluations import Evaluations
 from athanor.runtime.machine import anchor, machine
@@ -119,6 +120,9 @@ def run(args: argparse.Namespace) -> int:
         from athanor.catalog.checkpoints import slot_of
 
         facts = checkpoint_facts(slot_of(model), model.resolve())
+    if kind == ADAPTER and (step := model.name.partition("checkpoint-")[2]):
+        slot = model.resolve().parent
+        facts = {"stage": slot.parent.name, "slot": slot.name, "step": int(step)}
     recorder.add(run_in_subprocess(job_of(args, model, kind, about=facts), low_priority=False))
     return 0
 
