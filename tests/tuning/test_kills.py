@@ -19,7 +19,7 @@ from athanor.rewards.params import VERSION
 from tests.tuning.test_grpo import QUESTIONS, REWARDS
 from tests.tuning.world import World
 
-KILLS = int(os.environ.get("ATHANOR_KILLS", "3"))
+KILLS = int(os.environ.get("ATHANOR_KILLS", "2"))
 ROWS = (
     9  # of numbers that a process lives: two checkpoints of a training of 40 steps with 20 saves, and half a step more
 )
