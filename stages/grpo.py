@@ -29,7 +29,7 @@ def run(run: Run) -> None:
 
         rewards, weights = functions(params.rewards, stop_ids=stop_ids)
         options = GRPOConfig(
-            **settings,
+            **settings | {"per_device_eval_batch_size": settings["per_device_train_batch_size"]},
             num_generations=params.answers_per_question,
             num_generations_eval=1,
             steps_per_generation=settings["gradient_accumulation_steps"] * params.steps_per_round,

@@ -87,7 +87,7 @@ def arguments(
         "max_grad_norm": settings.grad_clip,
         "max_steps": steps,
         "per_device_train_batch_size": at_once,
-        "per_device_eval_batch_size": at_once,
+        "per_device_eval_batch_size": 1,  # each row counts the same, however many are in a pass
         "gradient_accumulation_steps": max(1, share // at_once),
         "activation_checkpointing": side.checkpointing,
         "activation_checkpointing_kwargs": {"use_reentrant": False} if side.checkpointing else None,

@@ -118,7 +118,7 @@ def test_a_fault_in_params_yaml_is_one_line(here, monkeypatch, capsys, fault, co
     assert err.count("\n") == 1 and len(err) < 600, err
 
 
-@pytest.mark.parametrize("name", ["dvc.lock", "rl/dvc.lock", ".dvc/tmp/rwlock"])
+@pytest.mark.parametrize("name", ["dvc.lock", "side/dvc.lock", ".dvc/tmp/rwlock"])
 def test_a_folder_in_the_place_of_a_file_is_one_line(here, monkeypatch, capsys, name):
     (here / name).mkdir(parents=True)
     (here / "dvc.yaml").write_text("stages:\n  a:\n    cmd: python -m stages.a\n")
