@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -11,8 +10,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from athanor.base.artifacts import write_text
+from athanor.base.artifacts import write_json
 from athanor.base.errors import InputError
+from athanor.base.strict import read_yaml
 from athanor.runtime import dvc_lock, ship
 from athanor.runtime.closure import PROBES
 from athanor.runtime.facts import Graph
@@ -21,6 +21,7 @@ from athanor.runtime.terminal import stop_signals
 
 LOCK = Path(PROBES) / dvc_lock.LOCK
 SHIP_SECONDS = 60.0
+BASE = "side.base"  # the dependency on what this parameter names
 # `python -m dvc repro`, which a signal during its imports ends without a traceback.
 START_DVC = """import _signal, sys
 _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
@@ -62,8 +63,10 @@ def _repro(root: Path, file: Path, stage: str, force: bool, base: str) -> int:
     """Run `dvc repro`; the file has the name that DVC expects only as long as that takes."""
     dvc_file = file.with_name("dvc.yaml")
     run_command, target = command_runner(), f"{dvc_file.as_posix()}:{stage}"
-    text = (root / file).read_text(encoding="utf-8")
-    write_text(root / dvc_file, text.replace("- side.base\n", f"- {json.dumps(base)}\n"))
+    graph = read_yaml(root / file)
+    for entry in graph["stages"].values():
+        entry["deps"] = [base if path == BASE else path for path in entry["deps"]]
+    write_json(root / dvc_file, graph)  # which is YAML
     try:
         if not force:
             return run_command([*DVC, target], cwd=root)

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 
 # The address holds for one page. MLflow has no setting for others; what is chosen there, the browser keeps.
-LAYOUT = "Once in a browser: choose 'Model training' at the top left of a run's page, and close the assistant at the right"
+LAYOUT = (
+    "Once in a browser: choose 'Model training' at the top left of a run's page, and close the assistant at the right"
+)
 
 
 def options(parser: argparse.ArgumentParser) -> None:

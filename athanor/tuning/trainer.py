@@ -133,7 +133,7 @@ class Run(Protocol):
     ) -> None: ...
 
 
-def watcher(run: Run, bar: Any, on_save: Callable[[int, Path], None]) -> Any:
+def watcher(run: Run, bar: Any, observers: Sequence[Callable[[int, Path], None]]) -> Any:
     """The callback that writes our journal, asks the health rules, and stops and saves on our signals."""
     from transformers import TrainerCallback
 
@@ -160,12 +160,13 @@ def watcher(run: Run, bar: Any, on_save: Callable[[int, Path], None]) -> Any:
             folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             if state.is_world_process_zero:
                 (folder / COMPLETE).touch()
-                on_save(state.global_step, folder)
+                for observe in observers:
+                    observe(state.global_step, folder)
 
     return Watcher()
 
 
-def score_apart(folder: Path) -> None:
+def score_apart(step: int, folder: Path) -> None:
     """Score a checkpoint in a process of its own; the rows come to `athanor evaluate --history`."""
     command = [*"nice -n 19".split(), sys.executable, *"-m athanor evaluate --threads 1 --model".split(), str(folder)]
     with open(".athanor/score_checkpoints.log", "ab") as log:
@@ -191,14 +192,14 @@ def train(
     rows_per_step: int,
     local: Any,
     make: Callable[[dict[str, Any], Any, Any, Any, Any], Any],
-    on_save: Callable[[int, Path], None] = lambda step, folder: None,
+    on_save: Callable[[int, Path], None] | None = None,
     version: int = 1,
 ) -> None:
     """Train on data/<stage> in a slot, and write the weights (an adapter, or all of them) to models/<stage>.
 
     `make(arguments, model, tokenizer, data, lora)` makes the Trainer, `local` is the machine's settings, `version`
-    that of the data. Where checkpoints are scored apart, nothing is validated in here. Interrupted after a stop, with
-    all saved.
+    that of the data, `on_save` gets step and folder of each checkpoint. Where checkpoints are scored apart, nothing is
+    validated in here. Interrupted after a stop, with all saved.
     """
     libraries("transformers", "peft", "datasets", *(["trl"] if stage != "tune" else []))
     from datasets import load_dataset
@@ -222,14 +223,8 @@ def train(
         trainer = make(options, causal, tokenizer, rows, lora_config(side, causal))
         schedule = Schedule("cosine", settings.lr, 0.0, math.ceil(settings.warmup_fraction * steps), 0, steps)
         run.watch_health(schedule, 1, trainer.model.config.vocab_size, precision=precision_of(side))
-        apart = local.score_checkpoints == "on"
-
-        def saved(step: int, folder: Path) -> None:
-            on_save(step, folder)
-            if apart:
-                score_apart(folder)
-
-        watch = watcher(run, bar, saved)
+        apart = score_apart if local.score_checkpoints == "on" else None
+        watch = watcher(run, bar, list(filter(None, (on_save, apart))))
         trainer.add_callback(watch)
         trainer.remove_callback(PrinterCallback)
         if apart:
@@ -246,6 +241,9 @@ def train(
             return
         with new_dir(out) as folder:
             trainer.model.save_pretrained(folder)
+            if (adapter := folder / "adapter_config.json").is_file():  # peft writes sets in any order
+                config = read_json(adapter)
+                write_json(adapter, config | {"target_modules": sorted(config["target_modules"])})
             facts = {"method": side.method, "base": side.base, "recipe": recipe}
             write_manifest(folder, kind=KIND, version=VERSION, counts={"steps": steps}, parents=parents, **facts)
         slot.mark_done()

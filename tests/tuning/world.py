@@ -18,12 +18,12 @@ from athanor.base.strict import read_yaml
 from tests.tuning.test_rows import CHATML, tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
-# Ends the process at its twelfth row of numbers, and what it left is what a power failure leaves.
+# Ends the process at its n-th row of numbers, as SIGKILL from outside does.
 KILL = """
 import itertools, os, runpy, signal
 from athanor.tuning import trainer
 real, rows = trainer.readings, itertools.count(1)
-trainer.readings = lambda logs: real(logs) if next(rows) < 12 else os.kill(os.getpid(), signal.SIGKILL)
+trainer.readings = lambda logs: real(logs) if next(rows) < {row} else os.kill(os.getpid(), signal.SIGKILL)
 runpy.run_path("stages/{stage}.py", run_name="__main__")
 """
 
@@ -64,10 +64,13 @@ class World:
             text=True,
         )
 
+    def kill(self, stage: str, row: int) -> None:
+        killed = self.run("-c", KILL.format(stage=stage, row=row))
+        assert killed.returncode == -9, killed.stderr
+
     def killed_and_resumed(self, stage: str) -> dict[str, Any]:
         """The metrics of a training that a kill had interrupted."""
-        killed = self.run("-c", KILL.format(stage=stage))
-        assert killed.returncode == -9, killed.stderr
+        self.kill(stage, 12)
         again = self.run("-m", f"stages.{stage}")
         assert again.returncode == 0, again.stderr
         assert "continues from" in again.stdout + again.stderr and "from 0 steps" not in again.stdout + again.stderr
