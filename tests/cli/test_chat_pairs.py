@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
-from athanor.preferences.pairs import read_pairs
-from athanor.preferences.params import PairsSource
 from ruamel.yaml import YAML
 
 from athanor.base import strict
+from athanor.tuning.pair_params import PairsSource
+from athanor.tuning.pairs import read_pairs
 from tests.cli.test_chat_data import athanor, corrected, feedback  # noqa: F401  fixtures
 from tests.serving.judging import again, asked, judge
 
@@ -55,9 +56,9 @@ def test_corrections_and_thumbs_become_pairs_that_the_real_source_reads(feedback
 
     # What it says to put into params.yaml is what the schema takes, and the source reads the rows.
     (values,) = YAML(typ="safe").load(told.partition("under dpo_data.sources:\n")[2])
-    source, left_out = strict.build(PairsSource, values, "dpo_data.sources[0]"), []
-    read = list(read_pairs(source, 0.1, left_out.append))
-    assert not left_out and [(pair.chosen, pair.rejected) for pair in read] == [
+    source, left_out = strict.build(PairsSource, values, "dpo_data.sources[0]"), Counter()
+    read = list(read_pairs(source, left_out))
+    assert not left_out and [(pair.chosen.content, pair.rejected.content) for pair in read] == [
         (row["chosen"], row["rejected"]) for row in rows("corpus/pairs.jsonl")
     ]
 
