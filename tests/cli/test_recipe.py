@@ -70,7 +70,6 @@ def test_a_recipe_for_a_card_that_is_not_here_becomes_a_preset(project, capsys):
         (["--hours", "1", "--device", "rtx 9999"], "RTX"),
         (["--hours", "1", "--from", "plasma"], "plasma-1"),
         (["--hours", "1", "--from", "micro", "--write"], "--save"),
-        (["--hours", "1", "--from", "lora-mi50"], "LoRA"),
         ([], "--hours"),
     ],
 )

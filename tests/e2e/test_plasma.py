@@ -8,17 +8,15 @@ that would be nothing at a thousandth have a least value here, and so has the mo
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.adapters import tiny
 
 from athanor.base.artifacts import read_json
 from athanor.runtime import presets
-from athanor.runtime.schema import FOREIGN_STAGES
-from athanor.training.sft_params import SCRATCH
 from tests.e2e import hub
 from tests.e2e.clone import ROOT, STAGES, commit, make_clone
 
@@ -93,24 +91,34 @@ def stand_ins(folder: Path, values: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["plasma-1.0", "plasma-1.1", "plasma-1.2", "lora-mi50"])
-def test_a_preset_runs_from_end_to_end_at_a_thousandth_of_its_size(name: str, tmp_path: Path) -> None:
+def test_a_preset_runs_from_end_to_end_at_a_thousandth_of_its_size(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     values, stages = small(name), set(STAGES)
     stand_ins(tmp_path / "hub", values)
     (tmp_path / "clone").mkdir()
     clone = make_clone(tmp_path / "clone")
-    if values["sft"]["base"] != SCRATCH:  # stands for the base, too
-        pytest.importorskip("peft")
-        tiny.make_base(clone.path / values["sft"]["base"], "qwen2", dtype="bfloat16")
+    command = ["repro"]
+    if theirs := values["side"]["base"] != "models/export/hf":
+        from tests.tuning import tiny
+
+        monkeypatch.chdir(tmp_path)
+        tiny.make_base("llama", "bfloat16")
+        shutil.copytree("base", clone.path / values["side"]["base"])
+        values["tune"] |= {"context_tokens": 127, "rows_per_step": 4, "epochs": 0.2}
         values["sft_data"]["max_pad_share"] = 1.0
-        stages = {"download", *FOREIGN_STAGES}
+        command, stages = (
+            ["side", "tune"],
+            {"download", "clean", "train-classifiers", "tune-data", "tune", "tune-export"},
+        )
     (clone.path / "params.yaml").write_text(json.dumps(values))
     commit(clone, name)
     with hub.serving(tmp_path / "hub") as address:
         home = {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "home"), "ATHANOR_TRACKING": "off"}
-        clone.run(sys.executable, "-m", "athanor", "repro", timeout=1800, **home)
+        clone.run(sys.executable, "-m", "athanor", *command, timeout=1800, **home)
     done = {path.stem.replace("_", "-") for path in (clone.path / "metrics" / "runs").glob("*.json")}
     assert done == stages
-    if values["sft"]["base"] == SCRATCH:
+    if not theirs:
         cleaned, trained = (
             read_json(clone.path / "metrics" / f"{stage}.json") for stage in ("clean", "train_classifiers")
         )

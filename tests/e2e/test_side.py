@@ -21,7 +21,7 @@ PAIRS = "pairs.jsonl"
 TRAININGS: dict[str, dict[str, Any]] = {
     "lora": {},
     "full": {"side": {"method": "full"}},
-    "text": {"side": {"method": "full"}, "tune": {"data": "text", "max_text_tokens": 20_000}},
+    "text": {"side": {"method": "full"}, "tune": {"data": "text", "max_text_tokens": 20_000, "epochs": 1.0}},
     "dpo": {"dpo_data": {"sources": [{"type": "pairs", "name": "pairs", "files": PAIRS}]}},
     "grpo": {},
 }
