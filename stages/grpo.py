@@ -59,7 +59,7 @@ def run(run: Run) -> None:
 
     def show(step: int, folder: Path) -> None:
         """Add some of the last answers to a file of the run."""
-        file = folder.parent / "answers.jsonl"
+        file = folder.parent / "completions.jsonl"
         columns = {"prompt": logs["prompt"], "answer": logs["completion"], **logs["rewards"]}
         rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
         with file.open("a", encoding="utf-8") as out:

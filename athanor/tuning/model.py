@@ -26,6 +26,7 @@ def libraries(*names: str) -> None:
     import transformers
 
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|trl|peft")
+    warnings.filterwarnings("ignore", "You are using 'rollout_func'")  # experimental: the version is pinned
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     if "datasets" in names:

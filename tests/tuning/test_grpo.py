@@ -42,7 +42,7 @@ def test_a_reward_rises_in_a_run_that_was_killed_and_every_reading_is_in_its_jou
     of_dpo = {"policy.margin", "policy.accuracy", "policy.chosen", "policy.rejected", "val_loss"}
     expected = set(READINGS.values()) - of_dpo - {"policy.format_share"}
     assert expected | {"rewards.letters.mean"} <= found
-    (answers,) = tmp_path.glob(".athanor/runs/grpo-*/files/answers.jsonl")
+    (answers,) = tmp_path.glob(".athanor/runs/grpo-*/files/completions.jsonl")
     assert all(name in answers.read_text() for name in ("prompt", "answer", "letters"))
 
 
