@@ -76,11 +76,9 @@ def run(args: argparse.Namespace) -> int:
     if same:
         version, done = same[0], "was registered before as"
     else:
+        maker = _maker(client, root, model, args.export, redact(uri))
         print("writing the model into MLflow: half a minute, on a busy machine some minutes", flush=True)
-        version, done = (
-            _register(client, folder, _maker(client, root, model, args.export, redact(uri)), digest),
-            "is registered as",
-        )
+        version, done = _register(client, folder, maker, digest), "is registered as"
     client.set_registered_model_alias(NAME, args.alias, version)
     print(f"{args.export} {done} version {version} of '{NAME}' in {redact(uri)}")
     print(f"its alias is '{args.alias}' now. To load it from any directory, in a shell\n")

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 
 # The address holds for one page. MLflow has no setting for others; what is chosen there, the browser keeps.
+PULLED = (
+    "no stage ran in this checkout, and MLflow shows the runs that were made where it is. The results that are here came"
+    " with Git and dvc pull: athanor summary, athanor compare A B, dvc exp show"
+)
 LAYOUT = (
     "Once in a browser: choose 'Model training' at the top left of a run's page, and close the assistant at the right"
 )
@@ -47,7 +51,8 @@ def run(args: argparse.Namespace) -> int:
     ship.wait(root, 60.0)
     uri = ship.tracking_uri(root)
     if uri.startswith("sqlite:///") and not os.path.exists(uri.removeprefix("sqlite:///")):
-        print("there are no runs yet: make repro first", file=sys.stderr)
+        pulled = any((root / "metrics/runs").glob("*.json"))
+        print(PULLED if pulled else "there are no runs yet: make repro first", file=sys.stderr)
         return 1
     experiment = _experiment(uri)
     # Without the query the UI opens in its GenAI mode, which hides these runs, and without columns that tell them apart.

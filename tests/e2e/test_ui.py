@@ -9,7 +9,7 @@ import subprocess
 import sys
 import urllib.request
 
-from tests.e2e.clone import environment
+from tests.e2e.clone import ROOT, environment
 
 
 def free_port() -> int:
@@ -36,3 +36,16 @@ def test_the_link_is_printed_when_the_server_answers(micro):
             assert ui.wait(timeout=60) == 0
         finally:
             ui.kill()  # nothing that goes wrong above may hold up the tests
+
+
+def test_results_that_were_pulled_are_told_from_none(tmp_path):
+    """Seen: after dvc pull it advised make repro, which kept all stages."""
+    command = [sys.executable, "-m", "athanor", "ui"]
+    (tmp_path / ".dvc").mkdir()
+    for name, words in (("nothing", "make repro first"), ("metrics/runs/export.json", "dvc pull: athanor summary")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
+        said = subprocess.run(
+            command, cwd=tmp_path, env=environment(PYTHONPATH=str(ROOT)), capture_output=True, text=True
+        )
+        assert said.returncode == 1 and words in said.stderr
