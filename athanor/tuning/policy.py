@@ -48,7 +48,12 @@ def rollout(prompts: Sequence[Sequence[dict[str, str]]], trainer: GRPOTrainer) -
     """
     model, training = trainer.model, trainer.model.training
     encoded = trainer.processing_class.apply_chat_template(
-        list(prompts), add_generation_prompt=True, return_dict=True, return_tensors="pt", padding=True
+        list(prompts),
+        add_generation_prompt=True,
+        return_dict=True,
+        return_tensors="pt",
+        padding=True,
+        tokenizer_kwargs={"padding_side": "left"},
     ).to(model.device)
     tokens, seen = encoded["input_ids"], encoded["attention_mask"]
     asked = [ids[mask.bool()].tolist() for ids, mask in zip(tokens, seen, strict=True)]

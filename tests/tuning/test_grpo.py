@@ -38,6 +38,8 @@ def test_a_reward_rises_in_a_run_that_was_killed_and_every_reading_is_in_its_jou
     made = world(tmp_path, rewards={"letters": 1.0}, kl_coefficient=0.001, steps_per_round=2)
     metrics = made.killed_and_resumed("grpo")
     assert metrics["after"]["val_reward"] > metrics["before"]["val_reward"] + 0.3
+    rows = [row["m"] for row in made.journal("grpo") if "policy.sampler_difference" in row.get("m", {})]
+    assert rows[0]["policy.sampler_difference"] < 1e-5 and rows[0]["policy.sampler_ratio_min"] > 0.999
     found = {name for row in made.journal("grpo") for name in row.get("m", {})}
     of_dpo = {"policy.margin", "policy.accuracy", "policy.chosen", "policy.rejected", "val_loss"}
     expected = set(READINGS.values()) - of_dpo - {"policy.format_share"}
