@@ -26,6 +26,8 @@ def test_the_launcher_of_a_checkout_with_such_a_path_starts_its_python(tmp_path,
     monkeypatch.setattr(install, "PYTHON", script(tmp_path / ODD / "python", 'echo "$@"\n'))
     monkeypatch.setattr(install, "LAUNCHER", tmp_path / ODD / "athanor")
     install.write_launcher()
+    (tmp_path / "athanor").mkdir()
+    (tmp_path / "athanor/__main__.py").touch()  # a checkout
     said = subprocess.run(
         [str(tmp_path / ODD / "athanor"), "plan"], cwd=tmp_path, capture_output=True, text=True, check=True
     )
