@@ -20,9 +20,7 @@ from tests.tuning.test_grpo import QUESTIONS, REWARDS
 from tests.tuning.world import World
 
 KILLS = int(os.environ.get("ATHANOR_KILLS", "2"))
-ROWS = (
-    9  # of numbers that a process lives: two checkpoints of a training of 40 steps with 20 saves, and half a step more
-)
+ROWS = 4 + 10 // KILLS  # of numbers that a process lives: a checkpoint or two of 40 steps with 20 saves
 PAIRS = [
     {name: [{"role": role, "content": text}] for name, role, text in (
         ("prompt", "user", f"Name {n}"), ("chosen", "assistant", f"It is {n}."), ("rejected", "assistant", "no " * (n % 5 + 1)))}
