@@ -1,7 +1,7 @@
 """One way to train for the three side graphs: transformers' Trainer (TRL's are its children) in a slot of ours.
 
 Checkpoints are the Trainer's own, in the slot; a kill costs the steps since the last one. The resumed run continues with
-the same rows and rates, but its bytes are not promised: answers are drawn and reductions ordered anew by the libraries.
+the same rows and rates, but its bytes are not promised: the libraries draw answers and order sums as they do.
 """
 
 from __future__ import annotations
@@ -17,7 +17,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from athanor.base.artifacts import manifest_digest, new_dir, read_json, read_manifest, write_json, write_manifest
+from athanor.base.artifacts import (
+    fsync_tree,
+    manifest_digest,
+    new_dir,
+    read_json,
+    read_manifest,
+    write_json,
+    write_manifest,
+)
 from athanor.base.errors import Interrupted, ParamsError
 from athanor.model.device import prepare
 from athanor.training.schedule import Schedule
@@ -135,6 +143,7 @@ class Run(Protocol):
 
 def watcher(run: Run, bar: Any, observers: Sequence[Callable[[int, Path], None]]) -> Any:
     """The callback that writes our journal, asks the health rules, and stops and saves on our signals."""
+    import torch
     from transformers import TrainerCallback
 
     class Watcher(TrainerCallback):
@@ -149,9 +158,12 @@ def watcher(run: Run, bar: Any, observers: Sequence[Callable[[int, Path], None]]
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
             bar.update(1)
-            if run.save_requested():
-                control.should_save = True
-            if run.stop_requested() and state.global_step < state.max_steps:
+            asked = torch.tensor([run.save_requested(), run.stop_requested()], dtype=torch.int32, device=args.device)
+            if world_size() > 1:  # a signal may reach one process a step before the others, which would wait for it
+                torch.distributed.all_reduce(asked, torch.distributed.ReduceOp.MAX)
+            save, stop = asked.tolist()
+            control.should_save = control.should_save or bool(save)
+            if stop and state.global_step < state.max_steps:
                 self.stopped = control.should_save = control.should_training_stop = True
                 control.should_evaluate = False
             return control
@@ -159,6 +171,7 @@ def watcher(run: Run, bar: Any, observers: Sequence[Callable[[int, Path], None]]
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             if state.is_world_process_zero:
+                fsync_tree(folder)  # on the disk before the mark, which a power failure may keep
                 (folder / COMPLETE).touch()
                 for observe in observers:
                     observe(state.global_step, folder)
